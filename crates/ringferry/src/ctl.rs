@@ -20,6 +20,7 @@ use ringferry_control::{PortChange, PortRules, Reload, SettingsChange};
 use ringferry_packet::ether::Mac;
 
 use crate::capture::DirectionArg;
+use crate::error_report::{ErrorKind, ErrorReport};
 
 /// Shown below the options by `ringferry ctl --help`.
 const EXAMPLES: &str = "\
@@ -717,53 +718,10 @@ impl CtlError {
     /// The error as JSON.
     fn to_json(&self, kind: ErrorKind) -> io::Result<String> {
         let error = match self {
-            // That the switch refuses is what the kind says.
-            CtlError::Control(ControlError::Refused(why)) => why.clone(),
+            CtlError::Control(error) => ErrorKind::text(error),
             error => error.to_string(),
         };
         pretty(&ErrorReport { error, kind })
-    }
-}
-
-/// The reason why there is no answer.
-#[derive(Debug, serde::Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct ErrorReport {
-    /// The reason, for people.
-    pub error: String,
-    /// The reason, for programs.
-    pub kind: ErrorKind,
-}
-
-/// The kind of an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "kebab-case")]
-pub enum ErrorKind {
-    /// The switch refuses what it was asked for.
-    Refused,
-    /// Nobody listens on the control socket.
-    NotRunning,
-    /// The control socket is another user's.
-    NoPermission,
-    /// The switch does not answer in time.
-    Silent,
-    /// Whoever listens does not know such requests: a guest, or another version.
-    NotSupported,
-    /// The connection failed, or the answer makes no sense.
-    Failed,
-}
-
-impl ErrorKind {
-    /// The kind of an error of the control socket.
-    pub fn of(error: &ControlError) -> ErrorKind {
-        match error {
-            ControlError::Refused(_) => ErrorKind::Refused,
-            ControlError::NotRunning(_) => ErrorKind::NotRunning,
-            ControlError::Permission(_) => ErrorKind::NoPermission,
-            ControlError::Silent { .. } => ErrorKind::Silent,
-            ControlError::Garbled { .. } | ControlError::Os { .. } => ErrorKind::Failed,
-        }
     }
 }
 

@@ -6,6 +6,7 @@ mod capture;
 mod completion;
 mod ctl;
 mod demo;
+mod error_report;
 mod guest;
 mod http;
 mod keep;
@@ -135,7 +136,10 @@ fn main() -> ExitCode {
         }
         Command::Keep(args) => keep::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::Kept { arguments } => failed(&keep::become_run(arguments), 1),
-        Command::Capture(args) => capture::run(args).map_or_else(|error| failed(&error, 1), ok),
+        Command::Capture(args) => match capture::run(args) {
+            Err(error) if error.is_told() => ExitCode::from(1),
+            result => result.map_or_else(|error| failed(&error, 1), ok),
+        },
         Command::Ctl(args) => match ctl::run(args, &mut io::stdout(), ctl::width()) {
             Err(error) if error.is_told() => ExitCode::from(1),
             result => result.map_or_else(|error| failed(&error, 1), ok),

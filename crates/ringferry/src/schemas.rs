@@ -23,7 +23,7 @@ schemas! {
     "capture-list", "ringferry capture --list": Vec<String>;
     "channels", "ringferry ctl channels": control::channels::Channels;
     "demo", "ringferry demo": crate::demo::report::Document;
-    "error", "errors of ringferry ctl and ringferry top": crate::ctl::ErrorReport;
+    "error", "errors of ringferry ctl, ringferry top and ringferry capture": crate::error_report::ErrorReport;
     "explain", "ringferry ctl explain": control::explain::Explanation;
     "fdb", "ringferry ctl fdb": FdbSnapshot;
     "fdb-flush", "ringferry ctl fdb flush": control::mirror::FdbFlush;

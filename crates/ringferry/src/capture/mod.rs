@@ -25,6 +25,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use output::{Output, Rotation};
 
+use crate::error_report::{ErrorKind, ErrorReport};
+
 /// Shown below the options by `ringferry capture --help`.
 const EXAMPLES: &str = "\
 `in` is what comes into the switch: what the guest behind the port sends. `out` is what the guest receives.
@@ -153,8 +155,44 @@ pub enum CaptureError {
     SwitchEnded(Box<CaptureError>),
     #[error("another switch with other ports was started in its place")]
     OtherPorts,
+    /// It was printed as JSON.
+    #[error("the output says what is wrong")]
+    Told,
     #[error("{0}")]
     Os(#[from] io::Error),
+}
+
+impl CaptureError {
+    /// Returns true if the output says all that is to be said of the error.
+    pub fn is_told(&self) -> bool {
+        matches!(self, CaptureError::Told)
+    }
+
+    /// The error as JSON.
+    fn report(&self) -> ErrorReport {
+        let (error, kind) = match self {
+            CaptureError::Control(error) => (ErrorKind::text(error), ErrorKind::of(error)),
+            error => (error.to_string(), error.kind()),
+        };
+        ErrorReport { error, kind }
+    }
+
+    fn kind(&self) -> ErrorKind {
+        match self {
+            CaptureError::Control(error) => ErrorKind::of(error),
+            CaptureError::Mismatch => ErrorKind::NotSupported,
+            CaptureError::Filter(_)
+            | CaptureError::NoTcpdump
+            | CaptureError::Terminal
+            | CaptureError::NoFile => ErrorKind::Usage,
+            CaptureError::Write { .. }
+            | CaptureError::Rings(_)
+            | CaptureError::SwitchEnded(_)
+            | CaptureError::OtherPorts
+            | CaptureError::Told
+            | CaptureError::Os(_) => ErrorKind::Failed,
+        }
+    }
 }
 
 fn parse_duration(text: &str) -> Result<Duration, String> {
@@ -180,8 +218,8 @@ fn parse_size(text: &str) -> Result<u64, String> {
     let unit = match unit {
         "" => 1,
         "k" | "K" => 1_000,
-        "M" => 1_000_000,
-        "G" => 1_000_000_000,
+        "m" | "M" => 1_000_000,
+        "g" | "G" => 1_000_000_000,
         _ => return Err(format!("{unit:?} is no unit of bytes: K, M or G")),
     };
     let number: u64 = number.parse().map_err(|_| format!("{number:?} is no number"))?;
@@ -256,15 +294,43 @@ impl Summary {
     }
 }
 
-/// Runs `ringferry capture`.
+/// Runs `ringferry capture`. With `--json` an error for which nothing was captured is JSON as well.
 ///
 /// # Errors
 /// See [`CaptureError`].
 pub fn run(args: &CaptureArgs) -> Result<(), CaptureError> {
     let path = args.control.clone().unwrap_or_else(control::default_path);
-    if args.list {
-        return list(&path, args.json);
+    let begun = if args.list { list(&path, args.json).map(|()| None) } else { begin(args, path).map(Some) };
+    match begun {
+        Ok(None) => Ok(()),
+        Ok(Some(begun)) => begun.run(args),
+        Err(error) if args.json => {
+            print_json(&error.report(), args.write == Path::new("-"))?;
+            Err(CaptureError::Told)
+        }
+        Err(error) => Err(error),
     }
+}
+
+/// Prints JSON where no packets go. Who asked for it may have gone.
+fn print_json(value: &impl serde::Serialize, are_packets_printed: bool) -> io::Result<()> {
+    let text = serde_json::to_string_pretty(value)? + "\n";
+    let _ = if are_packets_printed {
+        io::stderr().write_all(text.as_bytes())
+    } else {
+        io::stdout().write_all(text.as_bytes())
+    };
+    Ok(())
+}
+
+/// A capture that has begun, and where it goes.
+struct Begun {
+    signals: Signals,
+    capture: Capture,
+    output: Output,
+}
+
+fn begin(args: &CaptureArgs, path: PathBuf) -> Result<Begun, CaptureError> {
     // Before the switch is asked for anything, and so that no signal is lost.
     let signals = Signals::new(&[Signal::INT, Signal::TERM, Signal::HUP])?;
     let program = args.filter.as_deref().map(filter::compile).transpose()?;
@@ -286,27 +352,27 @@ pub fn run(args: &CaptureArgs) -> Result<(), CaptureError> {
         return Err(CaptureError::NoFile);
     }
     end_if_held(&signals, args.duration)?;
-    let mut capture = Capture::begin(path, request, args.filter.as_deref().unwrap_or(""))?;
+    let capture = Capture::begin(path, request, args.filter.as_deref().unwrap_or(""))?;
     // Not before there is something to write: it may be an earlier capture that a mistake in a port's name is not to cost.
-    let mut output = Output::open(&args.write, rotation)?;
-    if !args.quiet && !output.is_stdout() && io::stderr().is_terminal() {
-        let _ = writeln!(io::stderr(), "ringferry: capturing {}, until Ctrl-C", capture.names());
+    let output = Output::open(&args.write, rotation)?;
+    Ok(Begun { signals, capture, output })
+}
+
+impl Begun {
+    fn run(self, args: &CaptureArgs) -> Result<(), CaptureError> {
+        let Begun { signals, mut capture, mut output } = self;
+        if !args.quiet && !output.is_stdout() && io::stderr().is_terminal() {
+            let _ = writeln!(io::stderr(), "ringferry: capturing {}, until Ctrl-C", capture.names());
+        }
+        let ended = capture.run(args, &signals, &mut output);
+        let summary = capture.summary(output.files());
+        if args.json {
+            print_json(&summary, output.is_stdout())?;
+        } else if !args.quiet || summary.lost > 0 || !summary.gaps.is_empty() {
+            let _ = writeln!(io::stderr(), "ringferry: {}", summary.to_text());
+        }
+        ended
     }
-    let ended = capture.run(args, &signals, &mut output);
-    let summary = capture.summary(output.files());
-    if args.json {
-        let text = serde_json::to_string_pretty(&summary).map_err(io::Error::from)? + "\n";
-        let printed = if output.is_stdout() {
-            io::stderr().write_all(text.as_bytes())
-        } else {
-            io::stdout().write_all(text.as_bytes())
-        };
-        // Who asked for it may have gone.
-        let _ = printed;
-    } else if !args.quiet || summary.lost > 0 || !summary.gaps.is_empty() {
-        let _ = writeln!(io::stderr(), "ringferry: {}", summary.to_text());
-    }
-    ended
 }
 
 /// How long it may take to write what is left, once it is to end.

@@ -24,7 +24,7 @@ use ringferry_sys::signal::{Signal, Signals};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 
-use crate::ctl::{ErrorKind, ErrorReport};
+use crate::error_report::{ErrorKind, ErrorReport};
 use ask::{AskError, Asker};
 use draw::Look;
 use keys::Decoder;

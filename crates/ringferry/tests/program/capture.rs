@@ -11,6 +11,7 @@ use ringferry_packet::vnet::GSO_TCPV4;
 use ringferry_rig::frames::{frame, mac, pattern, tcp};
 use ringferry_rig::guest::{Options, acquaint, converse};
 use ringferry_rig::process::{Process, eventually, may};
+use ringferry_rig::schema::assert_described;
 use ringferry_rig::switch::{Place, Switch, ringferry};
 use ringferry_sys::process::{Spawn, is_root};
 use rustix::process::Signal;
@@ -276,9 +277,11 @@ fn two_hundred_captures_at_once_are_refused_with_a_clear_line() {
             switch.process.until_logged_times("a capture begins", number + 1);
             running.push(capture);
         } else {
-            assert_eq!(capture.wait().0.code(), Some(1));
-            let said = "ringferry: the switch refuses: 16 captures run, and there may be no more at a time: end one of them first";
-            assert_eq!(capture.log(), [said]);
+            let (status, told) = capture.wait();
+            let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+            assert_eq!((status.code(), told["kind"].as_str()), (Some(1), Some("refused")));
+            let said = "16 captures run, and there may be no more at a time: end one of them first";
+            assert_eq!(told["error"], said);
         }
     }
     converse(&mut a, &mut b, 1, 30);
@@ -493,6 +496,26 @@ fn what_cannot_be_captured_or_written_is_one_clear_line() {
     if may_filter() {
         let text = refused(&["a", "-w", "/dev/null", "--filter", "tcp prt 80"]);
         assert!(text.contains("--filter: can't parse filter expression: syntax error"), "{text}");
+    }
+    // Whoever reads JSON reads it here, too.
+    for (words, kind, expected) in [
+        (&["vm9", "-w", "/dev/null", "--json"][..], "refused", "there is no port \"vm9\" now"),
+        (&["a", "-w", "-", "--file-size", "1M", "--json"], "usage", "--file-size: only files"),
+        (&["a", "-w", "/nonexistent/x", "--json"], "failed", "cannot write /nonexistent/x: No such file"),
+    ] {
+        let output = command(&place, words).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{words:?}");
+        // What is captured has standard output for itself.
+        let [told, empty] = if words.contains(&"-") {
+            [output.stderr, output.stdout]
+        } else {
+            [output.stdout, output.stderr]
+        };
+        assert!(empty.is_empty(), "{words:?}: {empty:?}");
+        assert_described(&[&["capture"], words].concat(), std::str::from_utf8(&told).unwrap());
+        let error: serde_json::Value = serde_json::from_slice(&told).unwrap();
+        assert_eq!(error["kind"], kind, "{error}");
+        assert!(error["error"].as_str().unwrap().starts_with(expected), "{error}");
     }
     // A disk that is full: the line says so, the packet passes, and the capture is gone.
     let mut full = command(&place, &["a", "-w", "/dev/full", "--json"]);
