@@ -221,15 +221,19 @@ fn look_at_mirrors(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
 }
 
 fn look_at_captures(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findings) {
-    for capture in known.snapshot.captures.iter().filter(|capture| capture.ports.contains(&port.name)) {
-        findings.add(
-            "captured",
-            Effect::Notes,
-            0.0,
-            format!("What passes {} is {}, which costs its worker time.", port.name, capture.by_text()),
-            format!("{}, when it is needed no more.", capture.end_text()),
-        );
+    let mut captures =
+        known.snapshot.captures.iter().filter(|capture| capture.ports.contains(&port.name)).peekable();
+    if captures.peek().is_none() {
+        return;
     }
+    let (by, end): (Vec<_>, Vec<_>) = captures.map(|capture| (capture.by_text(), capture.end_text())).unzip();
+    findings.add(
+        "captured",
+        Effect::Notes,
+        0.0,
+        format!("What passes {} is {}, which costs its worker time.", port.name, by.join(", ")),
+        format!("{}, when it is needed no more.", end.join(", ")),
+    );
 }
 
 fn look_at_addresses(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findings) {

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ringferry_control::mirror::Mirror;
-use ringferry_control::snapshot::{Negotiated, PairSnapshot, PortState, VERSION, WorkerSnapshot};
+use ringferry_control::snapshot::{
+    CaptureSnapshot, Negotiated, PairSnapshot, PortState, VERSION, WorkerSnapshot,
+};
 use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, Header};
 use ringferry_virtio_net::Features;
@@ -817,6 +819,31 @@ fn a_mirror_is_said_at_both_ends() {
     .unwrap();
     check(&scene.why("vm3", None), "gets-copies", Effect::Notes, "vm3 gets copies of what passes vm1")
         .unwrap();
+}
+
+#[test]
+fn captures_of_a_port_are_one_finding() {
+    let mut scene = Scene::new(NO_RULES);
+    let capture = |number| CaptureSnapshot {
+        number,
+        ports: vec!["vm1".to_owned()],
+        pid: Some(100 + number),
+        seconds: 60,
+    };
+    let snapshot = Snapshot { captures: (0..3).map(capture).collect(), ..scene.snapshot() };
+    let known = Known {
+        snapshot: &snapshot,
+        rules: &|_| Rules::default(),
+        is_drained: &|_| false,
+        trace: &|_| Err("there are no workers".to_owned()),
+    };
+    let of = |port| why(&known, port, None).unwrap().findings;
+    let found: Vec<_> = of("vm1").into_iter().filter(|finding| finding.situation == "captured").collect();
+    assert_eq!(found.len(), 1);
+    let by = "captured by process 100 for 1 min 0 s, captured by process 101 for 1 min 0 s, captured by process 102 for 1 min 0 s";
+    assert_eq!(found[0].text, format!("What passes vm1 is {by}, which costs its worker time."));
+    assert_eq!(found[0].remedy, "`kill 100`, `kill 101`, `kill 102`, when it is needed no more.");
+    assert!(of("vm2").iter().all(|finding| finding.situation != "captured"));
 }
 
 #[test]
