@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -24,10 +25,7 @@ const SOON: Duration = Duration::from_secs(2);
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// Nobody listens.
-    #[error(
-        "no ringferry is running with control socket {0:?}: start one with `ringferry run`, \
-         or say which one with --control PATH{hint}", hint = another(.0)
-    )]
+    #[error("{}", nobody(.0))]
     NotRunning(PathBuf),
     /// The socket belongs to somebody else.
     #[error(
@@ -66,6 +64,34 @@ pub enum ControlError {
         source: io::Error,
     },
 }
+
+/// Says what somebody can do who has found no switch at `path`.
+fn nobody(path: &Path) -> String {
+    if !path.exists() && listens(path).unwrap_or(false) {
+        return format!(
+            "a ringferry listens on control socket {path:?}, but somebody has removed its file: nobody can ask it for anything until it is restarted; packets go on"
+        );
+    }
+    let hint = another(path);
+    format!(
+        "no ringferry is running with control socket {path:?}: start one with `ringferry run`, or say which one with --control PATH{hint}"
+    )
+}
+
+/// Returns true if a process of this network namespace listens on a socket that was bound to `path`, whether its file is there or not.
+fn listens(path: &Path) -> io::Result<bool> {
+    let path = std::path::absolute(path)?;
+    let sockets = std::fs::read("/proc/net/unix")?;
+    // Address, references, protocol, flags, type, state, inode, and the path if there is one (proc_net(5)).
+    let of_path = |line: &[u8]| {
+        let mut fields = line.splitn(8, |byte| *byte == b' ');
+        fields.nth(3) == Some(ACCEPTS) && line.ends_with(&[b" ", path.as_os_str().as_bytes()].concat())
+    };
+    Ok(sockets.split(|byte| *byte == b'\n').any(of_path))
+}
+
+/// The flags of a socket that listens, in `/proc/net/unix`: `__SO_ACCEPTCON`.
+const ACCEPTS: &[u8] = b"00010000";
 
 /// Says where another switch runs, for somebody who has found none at `path`.
 fn another(path: &Path) -> String {
@@ -239,6 +265,18 @@ mod tests {
         let path = folder.path().join("control");
         let listener = Listener::bind(&path).unwrap();
         (folder, path, listener)
+    }
+
+    #[test]
+    fn a_switch_whose_socket_was_removed_is_not_started_again() {
+        let (folder, path, listener) = listener();
+        let said = || ControlError::NotRunning(path.clone()).to_string();
+        std::fs::remove_file(&path).unwrap();
+        assert!(said().contains("but somebody has removed its file"), "{}", said());
+        let other = folder.path().join("other");
+        assert!(ControlError::NotRunning(other).to_string().contains("start one with `ringferry run`"));
+        drop(listener);
+        assert!(said().contains("start one with `ringferry run`"), "{}", said());
     }
 
     #[test]
