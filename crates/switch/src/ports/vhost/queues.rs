@@ -211,13 +211,15 @@ impl VhostQueues {
     }
 
     /// Iterates over all rings with their indexes.
-    fn rings(&mut self) -> impl Iterator<Item = (u16, &mut Device<Area>)> {
-        let rx = (0u16..).zip(&mut self.rx);
-        let tx = (0u16..).zip(&mut self.tx);
-        let rx =
-            rx.filter_map(|(pair, queue)| Some((queue_index::receiveq(pair), queue.as_mut()?.queue.ring())));
-        let tx =
-            tx.filter_map(|(pair, queue)| Some((queue_index::transmitq(pair), queue.as_mut()?.queue.ring())));
+    fn rings(&mut self) -> impl Iterator<Item = (u16, &Common, &mut Device<Area>)> {
+        let rx = (0u16..).zip(&mut self.rx).filter_map(|(pair, queue)| {
+            let queue = queue.as_mut()?;
+            Some((queue_index::receiveq(pair), &queue.common, queue.queue.ring()))
+        });
+        let tx = (0u16..).zip(&mut self.tx).filter_map(|(pair, queue)| {
+            let queue = queue.as_mut()?;
+            Some((queue_index::transmitq(pair), &queue.common, queue.queue.ring()))
+        });
         rx.chain(tx)
     }
 
@@ -543,12 +545,13 @@ impl Queues for VhostQueues {
     }
 
     fn inspect(&mut self, states: &mut Vec<QueueState>) {
-        states.extend(self.rings().map(|(index, ring)| QueueState {
+        states.extend(self.rings().map(|(index, common, ring)| QueueState {
             index,
             last_avail: ring.base(),
             last_used: ring.used_index(),
             available: Some(ring.waiting()),
-            posted: Some(ring.posted()),
+            // Nothing is put into a ring that is not enabled, and nothing is to be posted there.
+            posted: common.enabled.then(|| ring.posted()),
             unanswered: ring.unanswered(),
             broken: ring.fault().map(|fault| fault.to_string()),
             pages: None,
