@@ -21,8 +21,8 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, kill_process, pidfd_open};
 
-use crate::ready::{Ready, ReadyError};
 use crate::run::{OPEN_FILES, ORPHANED};
+use ringferry_sys::ready::{Ready, ReadyError};
 
 /// Most descriptors that are kept.
 const MOST: usize = 8192;

@@ -1,29 +1,24 @@
 //! ringferry carries packets between virtual machines, and between them and the host, in user space.
 #![forbid(unsafe_code)]
 
-mod backoff;
 mod capture;
 mod completion;
 mod ctl;
 mod demo;
 mod error_report;
-mod guest;
 mod http;
 mod keep;
 mod lab;
 mod log;
 mod manuals;
 mod metrics;
-mod netfront;
 mod ovs;
 mod page;
-mod ready;
 mod run;
 mod run_args;
 mod sandbox;
 #[cfg(test)]
 mod schemas;
-mod tap;
 mod top;
 mod traffic;
 
@@ -31,6 +26,7 @@ use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
 use clap::{ArgAction, Parser, Subcommand};
+use ringferry_guest::{guest, netfront};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::prelude::*;
 

@@ -21,7 +21,7 @@ use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::signal::{Signal, Signals};
 
 use crate::http::{self, Asker, Begun, Endpoint, Response, ServeError, Server, Service, Socket};
-use crate::ready::{Ready, ReadyError};
+use ringferry_sys::ready::{Ready, ReadyError};
 
 /// Shown below the options by `ringferry metrics --help`.
 const EXAMPLES: &str = "\

@@ -11,9 +11,9 @@ use ringferry_sys::rlimit;
 use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::systemd::{self, Notifier};
 
-use crate::ready::{Ready, ReadyError};
 use crate::run_args::{OnOff, RunArgs};
 use crate::{log, sandbox};
+use ringferry_sys::ready::{Ready, ReadyError};
 
 mod replace;
 

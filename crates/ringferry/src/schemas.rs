@@ -27,10 +27,10 @@ schemas! {
     "explain", "ringferry ctl explain": control::explain::Explanation;
     "fdb", "ringferry ctl fdb": FdbSnapshot;
     "fdb-flush", "ringferry ctl fdb flush": control::mirror::FdbFlush;
-    "guest", "ringferry guest": crate::guest::Summary<'static>;
+    "guest", "ringferry guest": ringferry_guest::guest::Summary<'static>;
     "link", "ringferry ctl link": control::mirror::LinkChange;
     "mirrors", "ringferry ctl mirror": control::mirror::Mirrors;
-    "netfront", "ringferry netfront": crate::netfront::Report<'static>;
+    "netfront", "ringferry netfront": ringferry_guest::netfront::Report<'static>;
     "port-change", "ringferry ctl add, ringferry ctl remove": control::PortChange;
     "reload", "ringferry ctl reload": control::Reload;
     "rules", "ringferry ctl rules": control::PortRules;

@@ -20,6 +20,7 @@
 //! | [`process`] | starting children in namespaces, CPU time, privileges | nothing |
 //! | [`program`] | where programs are: beside the running one, or in `PATH` | nothing |
 //! | [`inherited`] | descriptors passed by a parent | nothing; hands each out once |
+//! | [`ready`] | telling the process that started this one that it is ready (`--ready-fd`) | the descriptor |
 //! | [`systemd`] | readiness and socket activation | inherited sockets, handed out once |
 //! | [`interrupt`] | interrupting a thread that a peer blocks in a system call | nothing |
 //! | [`watchdog`] | bounds the time for which a peer can block a thread so | its thread |
@@ -48,6 +49,7 @@ pub mod netif;
 mod netlink;
 pub mod process;
 pub mod program;
+pub mod ready;
 pub mod rlimit;
 pub mod sandbox;
 pub mod signal;

@@ -23,7 +23,7 @@ use ringferry_sys::signal::{Signal, Signals};
 use serde::Serialize;
 
 use crate::http::{self, Asker, Begun, Endpoint, Response, ServeError, Server, Service, Socket};
-use crate::ready::{Ready, ReadyError};
+use ringferry_sys::ready::{Ready, ReadyError};
 
 /// The files of the page: path, type, content.
 const FILES: [(&str, &str, &str); 3] = [

@@ -11,9 +11,9 @@ use ringferry_sys::process::{Spawn, spawn};
 use ringferry_sys::signal::Signal;
 
 use super::{Error, NoHelper, Process};
-use crate::ready::Ready;
 use crate::run_args::RunArgs;
 use crate::{log, sandbox};
+use ringferry_sys::ready::Ready;
 
 /// Number of the descriptor at which the process in the background says that it is ready.
 const READY: i32 = 3;

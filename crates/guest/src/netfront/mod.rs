@@ -17,6 +17,7 @@ use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::Offloads;
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::netif;
+use ringferry_sys::ready::{Ready, ReadyError};
 use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::tap::{Tap, TapConfig, TapError};
 use ringferry_xen::domain::{DomId, Domain};
@@ -28,7 +29,6 @@ use ringferry_xen_net::xenbus::frontend_driver::FrontError;
 use ringferry_xen_net::xenbus::{FrontConfig, FrontEvent, FrontendDriver, Session};
 
 use crate::backoff::Backoff;
-use crate::ready::{Ready, ReadyError};
 use crate::tap::{self, parse_address};
 use bridge::{Bridge, Counts, Turn};
 
@@ -140,6 +140,7 @@ const STEPS: usize = 16;
 /// A reason why the program ended.
 #[derive(Debug, thiserror::Error)]
 pub enum NetfrontError {
+    /// The tap cannot be opened.
     #[error(transparent)]
     Tap(#[from] TapError),
     /// The tap cannot be configured.
@@ -154,6 +155,7 @@ pub enum NetfrontError {
     /// The interface cannot be used.
     #[error("the interface cannot be used: {0}")]
     Front(#[from] FrontError),
+    /// The descriptor of `--ready-fd` is not open.
     #[error("--ready-fd {0}: {1}")]
     ReadyFd(RawFd, io::Error),
     /// The system has no descriptors left, or the like.
@@ -163,7 +165,7 @@ pub enum NetfrontError {
 
 /// The counters that are printed at the end.
 #[derive(serde::Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Report<'a> {
     #[serde(flatten)]
     counts: &'a Counts,

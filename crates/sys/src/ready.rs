@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::RawFd;
 
-use ringferry_sys::inherited;
+use crate::inherited;
 
 /// The descriptor, on which nothing was said yet.
 #[derive(Debug)]

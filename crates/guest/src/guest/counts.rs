@@ -15,7 +15,7 @@ use serde::Serialize;
 /// What passed through one pair, or all, from the guest's point of view as in `ip -s link`: `tx` is what the kernel
 /// behind the tap sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Counts {
     /// Packets that the kernel has taken.
     pub(super) rx_packets: u64,
@@ -82,7 +82,7 @@ impl Sum for Counts {
 
 /// One queue pair, since its rings were made.
 #[derive(Clone, Copy, Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct QueuePair {
     /// What was received.
     rx: Rx,
@@ -92,7 +92,7 @@ pub struct QueuePair {
 
 /// A receive queue.
 #[derive(Clone, Copy, Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 struct Rx {
     /// Bytes of the next buffer, virtual header included.
     rx_buffer_len: usize,
@@ -122,7 +122,7 @@ struct Rx {
 
 /// A transmit queue. Each packet is in one of `direct`, `collapsed`, `defragged` and `dropped`.
 #[derive(Clone, Copy, Debug, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 struct Tx {
     /// Packets that were given to be sent.
     packets: u64,

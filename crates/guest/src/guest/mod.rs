@@ -37,6 +37,7 @@ use ringferry_nic::rx::RxConfig;
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::netif;
+use ringferry_sys::ready::{Ready, ReadyError};
 use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::socket::{BindError, Listener, Stream};
 use ringferry_sys::tap::TapError;
@@ -46,7 +47,6 @@ use ringferry_virtio_net::Features;
 use ringferry_virtio_net::driver::{ArenaError, PairConfig, PairError};
 
 use crate::backoff::Backoff;
-use crate::ready::{Ready, ReadyError};
 pub use args::GuestArgs;
 use args::{Mode, required, wanted};
 use aside::{Aside, Job};
@@ -207,7 +207,7 @@ enum Woken {
 
 /// What is printed at the end.
 #[derive(serde::Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Summary<'a> {
     #[serde(flatten)]
     counts: Counts,

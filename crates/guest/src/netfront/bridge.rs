@@ -20,7 +20,7 @@ const BUSY_ROUNDS: u32 = 16;
 
 /// Counters of what passed, from the guest's point of view: `tx` is what the kernel behind the tap sent.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Counts {
     /// Packets that came from the back end.
     rx_packets: u64,
