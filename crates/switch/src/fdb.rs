@@ -125,9 +125,10 @@ impl Hashed {
 pub enum Learned {
     /// The address is known, and the tables of other workers lack nothing.
     Known,
-    /// The address is to be announced to other workers: it is new or has moved, or was last announced a
-    /// quarter of the age ago.
+    /// The address is to be announced to other workers: it is new or has moved.
     News,
+    /// The address is known, and to be announced again: it was last announced a quarter of the age ago.
+    Due,
     /// The frame is to be dropped: its port has as many addresses as its limit allows, or the address is a
     /// static one of another port.
     Limited,
@@ -418,7 +419,7 @@ impl Fdb {
                 slot.seen = now;
                 if u32::from((now as u16).wrapping_sub(slot.told)) > (self.max_age / 4).min(0x7fff) {
                     slot.told = now as u16;
-                    return Learned::News;
+                    return Learned::Due;
                 }
                 return Learned::Known;
             }
@@ -736,7 +737,17 @@ impl Fdb {
         Learned::News
     }
 
-    /// Makes the next frame from `mac` in a later second [`Learned::News`] once more, because the
+    /// Forgets an address that was just [learned](Learned::News), because it cannot be announced.
+    #[cold]
+    pub fn take_back(&mut self, vid: Vid, mac: Mac) {
+        if let Some((bucket, way)) = self.find(key(vid, mac))
+            && self.buckets[bucket].0[way].seen != FIXED
+        {
+            self.free((bucket, way));
+        }
+    }
+
+    /// Makes the next frame from `mac` in a later second [`Learned::Due`] once more, because the
     /// announcement did not reach some worker.
     #[cold]
     pub fn tell_again(&mut self, vid: Vid, mac: Mac, now: u32) {
@@ -759,11 +770,9 @@ impl Fdb {
         let new = Slot { seen: now, port: to, told: now as u16, ..old };
         self.stats.moved += 1;
         self.movers.note(old.key, [old.port, to], now);
-        // What comes back to whom it was taken from was not his who has lost it now.
-        let came_back = self.holder(to).lost.take_if(|(key, _)| *key == old.key).is_some();
-        if !came_back {
-            self.holder(old.port).lost = Some((old.key, now));
-        }
+        // Whoever has it now has not lost it. Whose it is nobody here can say: also the thief may have been the first to use it.
+        let _ = self.holder(to).lost.take_if(|(key, _)| *key == old.key);
+        self.holder(old.port).lost = Some((old.key, now));
         if self.has_room_for(to) {
             self.release(old);
             self.buckets[bucket].0[way] = new;

@@ -338,7 +338,7 @@ impl Words<'_> {
                 };
                 self.say(name, "source", TraceVerdict::Passes, text);
             }
-            (Some(Learned::Known), _) => {
+            (Some(Learned::Known | Learned::Due), _) => {
                 self.say(name, "source", TraceVerdict::Passes, format!("Its source is known behind {name}."));
             }
             (None, None) => {}

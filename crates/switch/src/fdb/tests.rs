@@ -284,7 +284,7 @@ fn vlans_are_tables_of_their_own() {
 fn other_workers_hear_of_what_is_new_and_every_quarter_of_the_age() {
     let mut fdb = Fdb::new(64, 300, SEED);
     let told = [(A, 0), (A, 1), (A, 75), (A, 76), (A, 77), (B, 77), (B, 78)];
-    let news = told.map(|(port, now)| learn(&mut fdb, 1, port, now) == Learned::News);
+    let news = told.map(|(port, now)| learn(&mut fdb, 1, port, now) != Learned::Known);
     assert_eq!(news, [true, false, false, true, false, true, false]);
 }
 
@@ -367,7 +367,7 @@ fn limit_is_exact_and_drops_newcomers() {
     let mut fdb = Fdb::new(64, 300, SEED);
     fdb.set_limit(A, Some(2));
     let learned = [1, 2, 3, 1, 2].map(|n| learn(&mut fdb, n, A, 10));
-    use Learned::{Known, Limited, News};
+    use Learned::{Due, Known, Limited, News};
     assert_eq!(learned, [News, News, Limited, Known, Known]);
     assert_eq!(fdb.stats().limited, 1);
     assert_eq!(learn(&mut fdb, 3, B, 10), News);
@@ -376,7 +376,7 @@ fn limit_is_exact_and_drops_newcomers() {
     assert_eq!(learn(&mut fdb, 1, B, 10), News, "moving out as well");
     assert_eq!(learn(&mut fdb, 3, A, 10), News);
     // Station 2 was seen at 10, station 3 is seen later.
-    assert_eq!(learn(&mut fdb, 3, A, 300), News);
+    assert_eq!(learn(&mut fdb, 3, A, 300), Due);
     assert_eq!(learn(&mut fdb, 4, A, 310), Limited);
     assert_eq!(learn(&mut fdb, 4, A, 311), News, "who is silent for too long does not count");
     assert_eq!(learn(&mut fdb, 2, A, 311), Limited);
@@ -657,7 +657,7 @@ proptest! {
 }
 
 #[test]
-fn an_address_that_comes_back_was_not_the_thiefs() {
+fn who_has_an_address_has_not_lost_it_and_whoever_had_it_before_has() {
     let mut fdb = Fdb::new(64, 300, [1, 2]);
     let mac = Mac([0x52, 0x54, 0, 0, 0, 1]);
     let lost = |fdb: &Fdb| -> Vec<_> {
@@ -668,7 +668,24 @@ fn an_address_that_comes_back_was_not_the_thiefs() {
     let _ = fdb.learn(0, mac, PortId(2), 1);
     assert_eq!(lost(&fdb), [(1, 2)]);
     let _ = fdb.learn(0, mac, PortId(1), 2);
-    assert_eq!(lost(&fdb), []);
+    assert_eq!(lost(&fdb), [(2, 1)]);
+    // A third one's use of it hides nothing.
     let _ = fdb.learn(0, mac, PortId(2), 3);
     assert_eq!(lost(&fdb), [(1, 2)]);
+    let _ = fdb.learn(0, mac, PortId(3), 4);
+    let _ = fdb.learn(0, mac, PortId(1), 5);
+    let _ = fdb.learn(0, mac, PortId(2), 5);
+    assert_eq!(lost(&fdb), [(1, 2), (3, 2)]);
+}
+
+#[test]
+fn what_cannot_be_announced_is_forgotten_but_for_what_is_static() {
+    let mut fdb = Fdb::new(64, 300, SEED);
+    assert_eq!(learn(&mut fdb, 1, A, 0), Learned::News);
+    assert_eq!(learn(&mut fdb, 1, B, 1), Learned::News);
+    fdb.take_back(0, station(1));
+    assert_eq!((fdb.lookup(0, station(1), 1), fdb.len()), (None, 0));
+    fdb.set_static(A, &[(station(2), 0)]);
+    fdb.take_back(0, station(2));
+    assert_eq!(fdb.lookup(0, station(2), 1), Some(A));
 }

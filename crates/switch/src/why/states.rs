@@ -1,7 +1,7 @@
 //! Ports that carry nothing, and why.
 
 use ringferry_control::snapshot::{
-    Negotiated, PortSnapshot, PortState, QueueRole, QueueSnapshot, SessionEnd,
+    FdbLost, FdbSnapshot, Negotiated, PortSnapshot, PortState, QueueRole, QueueSnapshot, SessionEnd,
 };
 use ringferry_control::why::Effect;
 
@@ -258,24 +258,29 @@ fn look_at_addresses(known: &Known<'_>, port: &PortSnapshot, findings: &mut Find
         ),
         _ => "See whether the guest's interface is up and has an address; `ping` from the guest. If it has sent and nothing is learned, see the drops of the port.".to_owned(),
     };
-    let lost = known.snapshot.fdb.lost.iter().find(|lost| lost.from == *name);
-    let is_restless = known.snapshot.fdb.restless.iter().any(|address| address.ports.contains(name));
-    if let Some(lost) = lost.filter(|_| !is_restless) {
-        let is_up = port.state == PortState::Up;
+    let FdbSnapshot { restless, lost, .. } = &known.snapshot.fdb;
+    let is_restless =
+        |lost: &FdbLost| restless.iter().any(|address| (address.vlan, address.mac) == (lost.vlan, lost.mac));
+    for lost in lost.iter().filter(|lost| lost.from == *name || lost.to == *name) {
+        if is_restless(lost) {
+            continue;
+        }
+        let FdbLost { from, to, mac, .. } = lost;
+        let has_lost = lost.from == *name && port.state == PortState::Up;
         findings.add(
             "address-lost",
-            if is_up { Effect::Loses } else { Effect::Notes },
+            if has_lost { Effect::Loses } else { Effect::Notes },
             80.0,
-            format!("{}: what is for it goes to {} alone.", lost.to_text(), lost.to),
+            format!("{}: what is for it goes to {to} alone.", lost.to_text()),
             format!(
-                "Nothing, if the machine itself has moved. Else {to} uses an address of {name}: `ringferry ctl set {name} static_macs={mac}` holds it at {name}, and `allowed_macs` at {to} says what {to} may send from.",
-                to = lost.to,
-                mac = lost.mac
+                "Nothing, if the machine itself has moved. Else {from} and {to} both use it, and it is one's own: find out whose (`ip link` in the guests). `ringferry ctl set {from} static_macs={mac}`, or the same with {to}, holds it there, and `allowed_macs` at the other port says what that one may send from."
             ),
         );
     }
+    let has_lost = lost.iter().any(|lost| lost.from == *name)
+        || restless.iter().any(|address| address.ports.contains(name));
     let has_none = !known.snapshot.fdb.entries.iter().any(|entry| entry.port == *name);
-    if port.state == PortState::Up && has_none && lost.is_none() && !is_restless {
+    if port.state == PortState::Up && has_none && !has_lost {
         findings.add(
             "no-address",
             Effect::Notes,

@@ -57,6 +57,29 @@ pub(super) trait Effects<P: Queues> {
     );
 }
 
+/// Announces to the other workers where an address is.
+///
+/// One that cannot be announced, as its port has announced too many or a worker is behind, is forgotten again if it was new or had moved: whatever is for it is
+/// flooded until a later frame announces it. Else a guest that has used up its announcements could take an address that somebody uses behind another worker, which would
+/// hear nothing of it.
+#[cold]
+fn tell<P: Queues>(
+    (port, fdb, handoff): (&Port<P>, &mut Fdb, &mut Handoff),
+    (source, id): (Hashed, PortId),
+    learned: Learned,
+    now: &Now,
+) {
+    let (vid, mac) = (source.vid(), source.mac());
+    if port.news.take(1, now.micros()) && handoff.announce(vid, mac, id) {
+        return;
+    }
+    if learned == Learned::Due {
+        fdb.tell_again(vid, mac, now.seconds);
+    } else {
+        fdb.take_back(vid, mac);
+    }
+}
+
 /// Does all of it.
 pub(super) struct Acting;
 
@@ -84,9 +107,8 @@ impl<P: Queues> Effects<P> for Acting {
     ) -> Learned {
         let id = port.handle.id;
         let learned = fdb.learn_hashed(source, id, now.seconds);
-        let (vid, mac) = (source.vid(), source.mac());
-        if learned == Learned::News && (!port.news.take(1, now.micros()) || !handoff.announce(vid, mac, id)) {
-            fdb.tell_again(vid, mac, now.seconds);
+        if matches!(learned, Learned::News | Learned::Due) && !handoff.is_alone() {
+            tell((port, fdb, handoff), (source, id), learned, now);
         }
         learned
     }

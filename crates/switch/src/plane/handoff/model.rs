@@ -210,6 +210,11 @@ impl<T: Debug, P: Promises> Push<T> for End<T, P> {
         tail.store(self.own, P::RING_RELEASE);
         Ok(())
     }
+
+    fn is_full(&self) -> bool {
+        let Ring { slots, head, .. } = &*self.ring;
+        self.own - head.load(P::RING_ACQUIRE) >= slots.len()
+    }
 }
 
 impl<T: Debug, P: Promises> Pop<T> for End<T, P> {

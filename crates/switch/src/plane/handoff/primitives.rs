@@ -36,6 +36,8 @@ pub(crate) trait Bell {
 pub(crate) trait Push<T> {
     /// Publishes an entry; gives it back if no place is free.
     fn push(&mut self, entry: T) -> Result<(), T>;
+    /// Returns true if no place is free.
+    fn is_full(&self) -> bool;
 }
 
 /// The consumer's end of a ring.
@@ -89,6 +91,11 @@ impl<T> Push<T> for Producer<T> {
     #[inline]
     fn push(&mut self, entry: T) -> Result<(), T> {
         Producer::push(self, entry).map_err(|rtrb::PushError::Full(entry)| entry)
+    }
+
+    #[inline]
+    fn is_full(&self) -> bool {
+        Producer::is_full(self)
     }
 }
 

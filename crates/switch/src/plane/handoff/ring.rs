@@ -238,17 +238,23 @@ impl<M: Primitives> Handoff<M> {
         self.out.get(worker).and_then(Option::as_ref).is_some_and(is_full)
     }
 
-    /// Announces to all other workers where an address is, and returns whether all were told. A worker that
-    /// is too far behind floods frames to the address until it is told again.
+    /// Returns true if there is no other worker.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.out.iter().flatten().next().is_none()
+    }
+
+    /// Announces to all other workers where an address is. Returns false, and tells nobody, if one of them is too far behind to be told: those who know
+    /// of a move and those who do not would send to different ports for as long as the address is not announced again.
     #[cold]
     pub(crate) fn announce(&mut self, vid: Vid, mac: Mac, port: PortId) -> bool {
-        let mut all = true;
-        for out in self.out.iter_mut().flatten() {
-            let told = out.news.push(News(vid, mac, port)).is_ok();
-            out.dirty |= told;
-            all &= told;
+        if self.out.iter().flatten().any(|out| out.news.is_full()) {
+            return false;
         }
-        all
+        for out in self.out.iter_mut().flatten() {
+            // Nobody else puts anything in, so there is room still.
+            out.dirty |= out.news.push(News(vid, mac, port)).is_ok();
+        }
+        true
     }
 
     /// Wakes the workers that were given something and sleep.

@@ -188,3 +188,46 @@ fn m4_storm_control_counts_the_packets_of_a_frame() {
     assert_eq!(ports.drops(), [("storm".to_owned(), 1)].into());
     assert_eq!(ports.send(Header::NONE, frame([0xff; 6], OWN, &[8, 0]))[0].len(), 0, "nothing is left");
 }
+
+/// A guest that has used up its announcements takes an address on its own worker, and the worker of whoever uses that address hears nothing of it.
+#[test]
+fn an_address_that_cannot_be_announced_is_not_taken_from_another_worker() {
+    let mut bed = Bed::new(&SwitchConfig { mac_table_size: 16_384, ..SwitchConfig::default() }, 2);
+    let mut add = |first| bed.add(&HeapPort { first, ..HeapPort::default() }).1;
+    let [victim, thief, other] = [0, 1, 1].map(&mut add);
+    let of = |number: u32| {
+        let [.., a, b, c] = number.to_be_bytes();
+        [2, 0, 0, a, b, c]
+    };
+    let hello = |from: u32, to: [u8; 6]| {
+        HeapFrame::new(Header::default(), [&to[..], &of(from), &[0x88, 0xb5], &[0; 46]].concat())
+    };
+    let (all, his, others) = ([0xff; 6], of(1), 2);
+    victim.send(0, hello(1, all));
+    other.send(0, hello(others, all));
+    bed.run();
+    for number in 1000..2500 {
+        thief.send(0, hello(number, all));
+        bed.run();
+    }
+    for _ in 0..3 {
+        thief.send(0, hello(1, all));
+        bed.run();
+        victim.send(0, hello(1, all));
+        bed.run();
+        [&victim, &thief].map(|wire| wire.received(0));
+        other.send(0, hello(others, his));
+        bed.run();
+        assert_eq!(victim.received(0).len(), 1, "it is flooded, and so he gets it, too");
+    }
+    // When the thief may announce again the address moves back and forth, for all workers alike.
+    bed.advance(1_000_000);
+    thief.send(0, hello(1, all));
+    bed.run();
+    victim.send(0, hello(1, all));
+    bed.run();
+    [&victim, &thief].map(|wire| wire.received(0));
+    other.send(0, hello(others, his));
+    bed.run();
+    assert_eq!((victim.received(0).len(), thief.received(0).len()), (1, 0));
+}
