@@ -55,7 +55,7 @@ pub enum StartError {
     #[error("{} ports cannot be opened:{}", .0.len(), lines(.0))]
     Ports(Vec<StartError>),
     /// The control socket cannot be bound.
-    #[error("control socket: {0}")]
+    #[error("control socket: {0}{instead}", instead = instead(.0))]
     Control(BindError),
     /// The system has no descriptors or threads left.
     #[error("cannot start: {0}")]
@@ -276,6 +276,16 @@ fn recover(port: &PortConfig, passed: &mut Passed) -> Option<Plug> {
 /// Puts each error on a line of its own.
 fn lines(errors: &[StartError]) -> String {
     errors.iter().map(|error| format!("\n  {error}")).collect()
+}
+
+/// Says what else can be done where the control socket is another switch's.
+fn instead(error: &BindError) -> &'static str {
+    match error {
+        BindError::InUse { .. } => {
+            " with --control PATH, for a second switch; `ringferry run --replace` takes over from the one that runs"
+        }
+        _ => "",
+    }
 }
 
 /// Logs that a signal changes nothing. A user may have sent it to have a file read again.

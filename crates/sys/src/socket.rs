@@ -240,6 +240,19 @@ impl Listener {
     /// # Errors
     /// [`BindError::NotAListener`]; the descriptor is closed then.
     pub fn from_fd(fd: OwnedFd) -> Result<Listener, BindError> {
+        let listener = Self::taken(fd)?;
+        listener.claim();
+        Ok(listener)
+    }
+
+    /// Has the kernel name this process to whoever connects, and no more the one that has made the socket: whoever is told to end it would end another
+    /// one, such as a service manager, or whoever has got the number of one that is long gone.
+    fn claim(&self) {
+        // Whoever listens last is named (unix_listen of Linux's net/unix/af_unix.c). Nothing else changes, and nothing depends on it.
+        let _ = rustix::net::listen(&self.fd, BACKLOG);
+    }
+
+    fn taken(fd: OwnedFd) -> Result<Listener, BindError> {
         let suits = || -> rustix::io::Result<bool> {
             let suits = sockopt::socket_domain(&fd)? == AddressFamily::UNIX
                 && sockopt::socket_type(&fd)? == SocketType::STREAM
@@ -271,12 +284,13 @@ impl Listener {
     pub fn from_predecessor(fd: OwnedFd, path: Option<&Path>) -> Result<Listener, BindError> {
         // The file may have been removed, which says nothing against the socket.
         let file = path.and_then(|path| SocketFile::at(path, true).ok());
-        Ok(Listener { file, shared: true, ..Self::from_fd(fd)? })
+        Ok(Listener { file, shared: true, ..Self::taken(fd)? })
     }
 
     /// Makes the socket this process's own, which removes its file at the end if `removes`.
     pub fn keep(&mut self, removes: bool) {
         self.shared = false;
+        self.claim();
         if let Some(file) = &mut self.file {
             file.left = !removes;
         }
@@ -344,11 +358,18 @@ impl Listener {
         }
     }
 
-    /// Returns true if somebody has removed the file that this listener made, or put another in its place: nobody can connect any
-    /// more. It takes one system call and no rights to the directory. An inherited listener has no file of its own.
+    /// Returns true if somebody has removed or moved the file that this listener made, or put another in its place: nobody who knows its path can connect any
+    /// more. It takes two system calls, and no rights but to look into the directory: where these are missing, only a removed file is missed. An inherited
+    /// listener has no file of its own.
     pub fn is_file_gone(&self) -> bool {
-        let names = |file: &SocketFile| rustix::fs::fstat(&file.fd).map(|status| status.st_nlink);
-        self.file.as_ref().is_some_and(|file| names(file) == Ok(0))
+        let Some(file) = &self.file else { return false };
+        if rustix::fs::fstat(&file.fd).map(|status| status.st_nlink) == Ok(0) {
+            return true;
+        }
+        match SocketFile::id_at(&file.path) {
+            Ok(id) => id != file.id,
+            Err(error) => matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory),
+        }
     }
 
     /// Returns the path of the file that this listener owns, or `None` if the listener was inherited.
@@ -968,10 +989,12 @@ mod tests {
         let (removed, replaced) =
             (Listener::bind(&path).unwrap(), Listener::bind(dir.path().join("t")).unwrap());
         assert!(!removed.is_file_gone() && !replaced.is_file_gone());
-        // Wherever it was moved to, somebody may connect.
-        std::fs::rename(&path, dir.path().join("u")).unwrap();
+        let moved = dir.path().join("u");
+        std::fs::rename(&path, &moved).unwrap();
+        assert!(removed.is_file_gone());
+        std::fs::rename(&moved, &path).unwrap();
         assert!(!removed.is_file_gone());
-        std::fs::remove_file(dir.path().join("u")).unwrap();
+        std::fs::remove_file(&path).unwrap();
         assert!(removed.is_file_gone());
         std::fs::rename(tempfile::NamedTempFile::new_in(&dir).unwrap().path(), dir.path().join("t")).unwrap();
         assert!(replaced.is_file_gone());

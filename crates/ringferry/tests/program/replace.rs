@@ -451,7 +451,17 @@ fn a_switch_in_a_sandbox_and_one_without_replace_each_other() {
         switch = replaced_by(&place, &mut command, switch, |done| stream(&mut a, &mut b, &mut flows, done));
         assert_eq!(place.files(), ["a.sock", "b.sock", "control"]);
         switch.assert_no_drops();
+        // Whoever connects, or finds a socket in use, is told of the process that serves it now.
+        for path in [place.socket("a"), place.control()] {
+            let peer = Stream::connect(&path).unwrap().peer_credentials().unwrap();
+            assert_eq!(peer.pid, Some(switch.process.pid()), "{}", path.display());
+        }
     }
+    let output = place.run(&["c"]).output().unwrap();
+    let in_use =
+        format!("is in use by a running program (process {}): end it, or choose", switch.process.pid());
+    let said = failure(&output);
+    assert!(said.contains(&in_use) && said.contains("`ringferry run --replace` takes over"), "{said}");
     switch.stop();
     assert_eq!(place.files(), [""; 0]);
 }

@@ -77,6 +77,8 @@ const ALWAYS: &[c_long] = &[
     libc::SYS_fstat,
     libc::SYS_newfstatat,
     libc::SYS_statx,
+    // A socket that comes from another process listens again, under this one's name.
+    libc::SYS_listen,
     libc::SYS_fstatfs,
     libc::SYS_pipe2,
     libc::SYS_eventfd2,
@@ -246,7 +248,7 @@ fn rules(calls: Calls) -> Built<Rules> {
         allow(&[libc::SYS_connect]);
     }
     if calls.contains(Calls::LISTEN) {
-        allow(&[libc::SYS_bind, libc::SYS_listen, libc::SYS_fchmod, libc::SYS_fchmodat, libc::SYS_fchownat]);
+        allow(&[libc::SYS_bind, libc::SYS_fchmod, libc::SYS_fchmodat, libc::SYS_fchownat]);
         allow(LISTEN_HERE);
     }
     if calls.contains(Calls::PEERS) {

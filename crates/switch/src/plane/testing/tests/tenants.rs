@@ -215,7 +215,7 @@ fn an_address_that_cannot_be_announced_is_not_taken_from_another_worker() {
         bed.run();
         victim.send(0, hello(1, all));
         bed.run();
-        [&victim, &thief].map(|wire| wire.received(0));
+        [&victim, &thief].iter().for_each(|wire| drop(wire.received(0)));
         other.send(0, hello(others, his));
         bed.run();
         assert_eq!(victim.received(0).len(), 1, "it is flooded, and so he gets it, too");
@@ -226,7 +226,7 @@ fn an_address_that_cannot_be_announced_is_not_taken_from_another_worker() {
     bed.run();
     victim.send(0, hello(1, all));
     bed.run();
-    [&victim, &thief].map(|wire| wire.received(0));
+    [&victim, &thief].iter().for_each(|wire| drop(wire.received(0)));
     other.send(0, hello(others, his));
     bed.run();
     assert_eq!((victim.received(0).len(), thief.received(0).len()), (1, 0));
