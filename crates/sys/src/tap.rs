@@ -242,6 +242,18 @@ impl Tap {
         Ok(tap)
     }
 
+    /// Returns how many queues of the multi-queue tap `name` are attached, in whatever process: 1 also if it is none, and 0 if that cannot be seen, as the
+    /// interface is not in the network namespace of the `/sys` that is mounted here.
+    pub fn attached_queues(name: &str) -> usize {
+        if !ifreq::is_valid_name(name) {
+            return 0;
+        }
+        // The driver sets the number of the device's queues when one is attached or detached, and the device has at least one.
+        let queues = std::fs::read_dir(format!("/sys/class/net/{name}/queues"));
+        let is_tx = |entry: &std::fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(b"tx-");
+        queues.map_or(0, |queues| queues.flatten().filter(is_tx).count())
+    }
+
     /// Makes a second handle of this queue. Frames written through either take the same path; frames that are read
     /// are divided between the two.
     ///

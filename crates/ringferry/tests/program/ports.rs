@@ -896,3 +896,28 @@ fn a_back_end_by_convention_in_the_namespace() {
 fn a_management_program_starts_a_back_end_by_convention() {
     in_a_namespace(a_back_end_by_convention_in_the_namespace);
 }
+
+/// The kernel would divide the packets of such a tap among the two, and neither would know.
+#[test]
+fn a_tap_with_several_queues_has_one_switch() {
+    let may_mount = || {
+        let words = ["--map-root-user", "--net", "--mount", "mount", "-t", "sysfs", "s", "/sys"];
+        Command::new("unshare").args(words).status().is_ok_and(|status| status.success())
+    };
+    if !may("needs user namespaces in which /sys can be mounted", may_mount()) {
+        return;
+    }
+    let place = Place::new();
+    let script = "mount -t sysfs s /sys
+        \"$1\" run --workers 2 --control \"$2/one\" --port tap:rf0 2> \"$2/log\" &
+        for try in $(seq 600); do \"$1\" ctl --control \"$2/one\" show > /dev/null 2>&1 && break; sleep 0.05; done
+        \"$1\" run --workers 2 --control \"$2/two\" --port tap:rf0
+        echo status $?
+        kill $!; wait";
+    let mut command = Command::new("unshare");
+    command.args(["--map-root-user", "--net", "--mount", "sh", "-c", script, "sh"]);
+    let output = command.arg(ringferry().get_program()).arg(place.path()).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("tap rf0 is in use"), "{said}");
+    assert_eq!(output.stdout, b"status 1\n");
+}

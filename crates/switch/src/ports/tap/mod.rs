@@ -451,6 +451,10 @@ fn open_queues(
         TapSource::Fd(number) => (vec![Tap::from_fd(inherited(*number)?, offloads)?], false),
         TapSource::Name { name, existing } => {
             let existed = netif::index(name).ok().flatten().is_some();
+            // The kernel lets any number of programs attach to a tap with several queues, and divides its packets among all.
+            if Tap::attached_queues(name) > 1 {
+                return Err(TapError::InUse(name.clone()).into());
+            }
             let existing = match existing {
                 None => Existing::Either,
                 Some(true) => Existing::Require,
