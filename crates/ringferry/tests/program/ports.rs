@@ -481,7 +481,7 @@ fn an_uplink_survives_everything_in_the_namespace() {
     if !may("needs the program ip", program::installed("ip").is_some()) {
         return;
     }
-    ip(&["link", "add", "br0", "type", "bridge"]);
+    ip(&["link", "add", "br0", "up", "type", "bridge"]);
     let place = Place::new();
     let keys = "persistent = true\nbridge = 'br0'\naddress = ['10.0.0.1/24']\nmtu = 1400\n";
     let tap = format!("[[port]]\nkind = 'tap'\ntap = 'rf0'\n{keys}");
@@ -506,7 +506,7 @@ fn an_uplink_survives_everything_in_the_namespace() {
         port.fault.as_ref().is_some_and(|fault| fault.contains("no bridge br0"))
     });
     assert!(!is_set_up());
-    ip(&["link", "add", "br0", "type", "bridge"]);
+    ip(&["link", "add", "br0", "up", "type", "bridge"]);
     eventually("the tap joins the bridge", || is_set_up().then_some(()));
     // What somebody has undone is said, and a reload sets it again.
     ip(&["address", "delete", "10.0.0.1/24", "dev", "rf0"]);
@@ -542,9 +542,21 @@ fn an_uplink_survives_everything_in_the_namespace() {
             .starts_with("~ rf0: its interface has lost the bridge br0: that is set again\n")
     );
     assert!(is_set_up());
+    // A bridge that is down, and an interface that is.
+    ip(&["link", "set", "br0", "down"]);
+    assert!(place.ctl(&["why", "rf0"]).contains("its bridge is down, and passes nothing on"));
+    ip(&["link", "set", "rf0", "down"]);
+    let why = place.ctl(&["why", "rf0"]);
+    assert!(
+        why.contains("its bridge is down") && why.contains("The interface of rf0 (rf0) is down"),
+        "{why}"
+    );
+    ip(&["link", "set", "br0", "up"]);
+    ip(&["link", "set", "rf0", "up"]);
+    assert_eq!(switch.port("rf0").fault, None);
     // Another bridge in the file is another one for the tap, too, which stays open; and what cannot be leaves the port as it was.
     let before = netif::index("rf0").unwrap();
-    ip(&["link", "add", "br1", "type", "bridge"]);
+    ip(&["link", "add", "br1", "up", "type", "bridge"]);
     write(&place, &tap.replace("br0", "br1").replace("10.0.0.1", "10.0.0.2").replace("1400", "1300"));
     let plan = place.ctl(&["reload"]);
     assert!(plan.contains("bridge \"br0\" -> \"br1\"") && !plan.contains("anew"), "{plan}");

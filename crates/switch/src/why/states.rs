@@ -6,7 +6,7 @@ use ringferry_control::snapshot::{
 use ringferry_control::why::Effect;
 
 use super::{Findings, Known, times};
-use crate::ports::tap::{INTERFACE_AWAY, INTERFACE_LOST, INTERFACE_MOVED};
+use crate::ports::tap::{BRIDGE_DOWN, INTERFACE_AWAY, INTERFACE_LOST, INTERFACE_MOVED, NO_BRIDGE};
 use crate::ports::vhost::control::{MEMORY_REFUSED, SOCKET_REMOVED};
 use crate::stalls::is_start;
 
@@ -42,8 +42,8 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
             format!("{name} connects to {peer}, where nobody listens."),
             "Start the VM with `server=on` at its socket. The switch tries again for as long as it takes.",
         ),
-        // The fault below says what became of it.
-        PortState::Down if is_tap && port.fault.is_some() => {}
+        // The fault below says what became of it, where that is more than a setting.
+        PortState::Down if is_tap && port.fault.as_ref().is_some_and(|fault| !is_setting(fault)) => {}
         PortState::Down if is_tap => stops(
             "interface-down",
             format!("The interface of {name} ({peer}) is down."),
@@ -131,6 +131,8 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
             format!("{name}: {fault}."),
             if fault.contains(INTERFACE_MOVED) {
                 "Rename it back while it is down (`ip link set NAME name OLD`), or move it back (`ip -n NETNS link set NAME netns 1`), set it up, and have its settings set again: `ringferry ctl reload`."
+            } else if fault.starts_with(BRIDGE_DOWN) {
+                "Set the bridge up, as it says."
             } else if fault.starts_with(INTERFACE_LOST) {
                 "Have it set again as it says. `ip monitor link address` shows who changes it."
             } else {
@@ -218,6 +220,11 @@ fn look_at_mirrors(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
             );
         }
     }
+}
+
+/// Returns true if the fault of a tap is one of its settings, and its interface is where it was.
+fn is_setting(fault: &str) -> bool {
+    [INTERFACE_LOST, NO_BRIDGE, BRIDGE_DOWN].iter().any(|begin| fault.starts_with(begin))
 }
 
 fn look_at_captures(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findings) {

@@ -209,6 +209,12 @@ pub(crate) const INTERFACE_MOVED: &str = "its interface is";
 /// How the fault of a tap begins of whose settings somebody has undone some.
 pub(crate) const INTERFACE_LOST: &str = "its interface has lost";
 
+/// How the fault of a tap begins whose bridge there is not.
+pub(crate) const NO_BRIDGE: &str = "there is no bridge";
+
+/// How the fault of a tap begins whose bridge is down.
+pub(crate) const BRIDGE_DOWN: &str = "its bridge is down";
+
 /// What has become of a tap since it was opened.
 enum Now {
     /// It has the name that it had, as far as can be told from this network namespace.
@@ -359,10 +365,14 @@ impl PortControl for TapPort {
         let passes = if up { INTERFACE_AWAY } else { "" };
         let (named, fault) = match self.now() {
             Now::Here => {
-                let missing = link::bridge_name(config).filter(|_| self.bridge.is_none());
-                let fault = match missing {
-                    Some(name) => Some(format!("there is no bridge {name}; the tap joins it when there is")),
-                    None => undone(&self.astray),
+                let fault = match link::bridge_name(config) {
+                    Some(name) if self.bridge.is_none() => {
+                        Some(format!("{NO_BRIDGE} {name}; the tap joins it when there is"))
+                    }
+                    Some(name) if netif::is_up(name).is_ok_and(|is_up| !is_up) => Some(format!(
+                        "{BRIDGE_DOWN}, and passes nothing on to its other ports and to the host: `ip link set {name} up`"
+                    )),
+                    _ => undone(&self.astray),
                 };
                 (Some(self.tap.clone()), fault)
             }
