@@ -102,7 +102,9 @@ pub(crate) fn trace(known: &Known<'_>, request: &TraceRequest) -> Result<Trace, 
         said.end(from, &entry);
     }
     let Words { steps, delivered, dropped, .. } = said;
-    let (verdict, remedy) = verdict(&delivered, &dropped, to.map(|port| &*port.name));
+    let missed = to.filter(|to| is_missed(to, from, &delivered, &dropped)).map(|port| &*port.name);
+    let verdict = verdict(&delivered, &dropped, missed);
+    let remedy = remedy(known, (from, to), &dropped, missed);
     Ok(Trace { frame: traced, steps, delivered, dropped, verdict, remedy })
 }
 
@@ -454,6 +456,9 @@ impl Words<'_> {
             Retag::Replace(_) => format!("Its tag becomes one of VLAN {vid}."),
         };
         self.say(name, "rules", TraceVerdict::Passes, format!("{name} is in its VLAN. {tag_text}"));
+        if let Some(PortSnapshot { fault: Some(fault), .. }) = self.known.port(exit.port) {
+            self.say(name, "link", TraceVerdict::Notes, format!("{name} has a fault: {fault}."));
+        }
         if let Some(micros) = exit.wait {
             let text = format!("It waits for about {}: rate_out of {name}.", time(micros));
             self.say(name, "rate-out", TraceVerdict::Waits, text);
@@ -566,8 +571,8 @@ impl Words<'_> {
     }
 }
 
-/// Returns the end of a walk in a sentence, and the remedy for what is lost, or does not come to the port that it was `meant` for.
-fn verdict(delivered: &[TraceDelivery], dropped: &[TraceDrop], meant: Option<&str>) -> (String, String) {
+/// Returns the end of a walk in a sentence, for a frame that was meant for a port which it has `missed`, if it has.
+fn verdict(delivered: &[TraceDelivery], dropped: &[TraceDrop], missed: Option<&str>) -> String {
     let mut text = String::new();
     let to = |delivery: &TraceDelivery| match delivery.packets {
         1 => delivery.port.clone(),
@@ -596,20 +601,52 @@ fn verdict(delivered: &[TraceDelivery], dropped: &[TraceDrop], meant: Option<&st
     if text.is_empty() {
         text = "Delivered to nobody.".to_owned();
     }
-    if let Some(meant) = meant
-        && dropped.is_empty()
-        && delivered.iter().all(|delivery| delivery.port != meant)
-    {
-        let _ = write!(text, " {meant} does not get it.");
-        return (text, format!("The steps above say why; `ringferry ctl rules {meant}` has its rules."));
+    if let Some(missed) = missed {
+        let _ = write!(text, " {missed} does not get it.");
     }
-    let mut remedies: Vec<&str> = Vec::new();
-    for reason in dropped.iter().filter_map(|drop| DropReason::from_name(&drop.reason)) {
-        if !remedies.contains(&reason.remedy()) {
-            remedies.push(reason.remedy());
+    text
+}
+
+/// Returns true if a frame has come from its port, and then neither to the one that it was meant for nor to its end there.
+fn is_missed(
+    to: &PortSnapshot,
+    from: &PortSnapshot,
+    delivered: &[TraceDelivery],
+    dropped: &[TraceDrop],
+) -> bool {
+    !delivered.iter().any(|delivery| delivery.port == to.name)
+        && !dropped.iter().any(|drop| drop.port == to.name || drop.port == from.name)
+}
+
+/// Returns the remedy for what is lost on the way of a frame, or does not come to the port that it was meant for; what is lost elsewhere needs none then.
+fn remedy(
+    known: &Known<'_>,
+    (from, to): (&PortSnapshot, Option<&PortSnapshot>),
+    dropped: &[TraceDrop],
+    missed: Option<&str>,
+) -> String {
+    let mut remedies: Vec<String> = Vec::new();
+    if let Some(name) = missed {
+        remedies.push(format!("The steps above say why; `ringferry ctl rules {name}` has its rules."));
+    }
+    let is_meant = |at: &str| to.is_none_or(|to| at == to.name || at == from.name);
+    for TraceDrop { port, reason, .. } in dropped.iter().filter(|drop| is_meant(&drop.port)) {
+        let Some(reason) = DropReason::from_name(reason) else { continue };
+        let port = known.snapshot.ports.iter().find(|known| known.name == *port);
+        let remedy = match port.filter(|_| reason == DropReason::LinkDown) {
+            Some(PortSnapshot { name, state: PortState::AdminDown, .. }) => {
+                format!("`ringferry ctl link {name} up`.")
+            }
+            Some(PortSnapshot { name, state, fault, .. }) if *state != PortState::Up || fault.is_some() => {
+                format!("See `ringferry ctl why {name}`.")
+            }
+            _ => reason.remedy().to_owned(),
+        };
+        if !remedies.contains(&remedy) {
+            remedies.push(remedy);
         }
     }
-    (text, remedies.join(" "))
+    remedies.join(" ")
 }
 
 /// The VLANs of a port, for a sentence.

@@ -86,6 +86,7 @@ fn an_imaginary_frame_ends_where_a_real_one_does() {
     switch.until("b", "the real frame is dropped there", |port| port.drops.get("vlan") == Some(&1));
     let tagged = trace(&place, &["a", "b", "--vlan", "10"]);
     assert_eq!(ends(&tagged), (vec!["b"], vec![("c", "link-down")]), "{}", tagged.to_text());
+    assert_eq!(tagged.remedy, "", "what becomes of the copy for c is another matter");
     assert!(tagged.to_text().contains("Its tag is removed."), "{}", tagged.to_text());
     let spoofed = trace(&place, &["a/52:54:00:00:00:99", "b"]);
     assert_eq!(ends(&spoofed), (vec![], vec![("a", "spoofed")]), "{}", spoofed.to_text());
@@ -93,6 +94,9 @@ fn an_imaginary_frame_ends_where_a_real_one_does() {
     place.ctl(&["link", "b", "down"]);
     let down = trace(&place, &["a", "b", "--vlan", "10"]);
     assert!(ends(&down).1.contains(&("b", "link-down")), "{}", down.to_text());
+    assert_eq!(down.remedy, "`ringferry ctl link b up`.");
+    let unplugged = trace(&place, &["a", "c"]);
+    assert_eq!(unplugged.remedy, "See `ringferry ctl why c`.", "{}", unplugged.to_text());
     switch.stop();
 }
 
