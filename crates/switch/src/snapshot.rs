@@ -1,6 +1,7 @@
 //! Converts the state of the switch to the types of the control socket ([`ringferry_control::snapshot`]).
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ringferry_control::RulesByKey;
@@ -121,13 +122,13 @@ impl FdbMerge {
         lost.sort_unstable_by(|a, b| (&a.from, a.seconds).cmp(&(&b.from, b.seconds)));
         lost.dedup_by(|later, first| later.from == first.from);
         if are_all_listed {
-            behind.clear();
-            for entry in entries.iter() {
-                match behind.get_mut(&entry.port) {
-                    Some(count) => *count += 1,
-                    None => drop(behind.insert(entry.port.clone(), 1)),
-                }
-            }
+            // Without those that are too old. But no more than the table of one worker has: in a flood each of them remembers other addresses.
+            let mut listed: BTreeMap<&str, u64> = BTreeMap::new();
+            entries.iter().for_each(|entry| *listed.entry(&entry.port).or_default() += 1);
+            behind.retain(|port, count| {
+                *count = listed.get(&**port).map_or(0, |listed| (*listed).min(*count));
+                *count > 0
+            });
         }
         entries.truncate(most.unwrap_or(usize::MAX));
         self.0
@@ -186,6 +187,19 @@ mod tests {
             ])
         );
         assert_eq!(json["counters"]["learned"], 2);
+    }
+
+    #[test]
+    fn two_workers_that_know_different_addresses_have_not_the_room_of_both() {
+        let mut tables = [Fdb::new(64, 300, [1, 2]), Fdb::new(64, 300, [3, 4])];
+        for (number, fdb) in (0..).zip(&mut tables) {
+            for last in 0..40 {
+                let _ = fdb.learn(0, Mac([0x52, 0x54, 0, 0, number, last]), PortId(0), 5);
+            }
+        }
+        let json = known([&tables[0], &tables[1]]);
+        assert_eq!(json["behind"]["vm0"], 32, "half of the table of one");
+        assert!(json["entries"].as_array().unwrap().len() > 60);
     }
 
     #[test]

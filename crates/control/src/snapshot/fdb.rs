@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 pub struct FdbSnapshot {
     /// Most addresses it can hold.
     pub capacity: usize,
-    /// How many addresses are behind each port that has any. If not all are listed, those that nobody has seen lately count until their room is needed.
+    /// How many addresses are behind each port that has any, in the table of the worker that knows most. If not all are listed, those that nobody has seen lately
+    /// count until their room is needed.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub behind: BTreeMap<String, u64>,
     /// Addresses seen lately, ordered by port, VLAN and address: all of them, or as many as were asked for.
@@ -30,7 +31,7 @@ impl FdbSnapshot {
     /// How many addresses there are, listed or not.
     pub fn addresses(&self) -> u64 {
         // A switch of before there were numbers lists all.
-        self.behind.values().sum::<u64>().max(self.entries.len() as u64)
+        if self.behind.is_empty() { self.entries.len() as u64 } else { self.behind.values().sum() }
     }
 }
 

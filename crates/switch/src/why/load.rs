@@ -1,7 +1,5 @@
 //! Rings, rates, work that is done in software, and the workers that do it.
 
-use std::collections::BTreeMap;
-
 use ringferry_control::snapshot::{
     Negotiated, PortSnapshot, PortState, QueueRole, QueueSnapshot, Rates, WorkerLoad,
 };
@@ -366,14 +364,9 @@ pub(super) fn look_at_switch(known: &Known<'_>, findings: &mut Findings) {
         );
     }
     let fdb = &known.snapshot.fdb;
-    let mut held = BTreeMap::<&str, usize>::new();
-    for entry in &fdb.entries {
-        *held.entry(&entry.port).or_default() += 1;
-    }
-    let most = held.into_iter().max_by_key(|(_, count)| *count);
-    let (entries, capacity) = (fdb.entries.len(), fdb.capacity);
-    let is_nearly = |count: usize, of: usize| of > 0 && count >= of / 10 * 9;
-    let Some((port, count)) = most else { return };
+    let (entries, capacity) = (fdb.addresses(), fdb.capacity as u64);
+    let is_nearly = |count: u64, of: u64| of > 0 && count >= of / 10 * 9;
+    let Some((port, &count)) = fdb.behind.iter().max_by_key(|(_, count)| **count) else { return };
     // A port gets no more than half of the table.
     if is_nearly(entries, capacity) || is_nearly(count, capacity / 2) {
         findings.add(
