@@ -35,9 +35,9 @@ impl LogLimit {
         self.allows_kind(port, Location::caller())
     }
 
-    /// Does the same for a line that gives a reason: lines with other reasons are of other kinds.
+    /// Does the same for a line that gives a reason: lines with other reasons are of other kinds, but not those with other numbers, which a peer chooses.
     pub(crate) fn allows_reason(&mut self, port: &str, reason: impl Display) -> bool {
-        self.allows_kind(port, reason.to_string())
+        self.allows_kind(port, reason.to_string().replace(|c: char| c.is_ascii_hexdigit(), ""))
     }
 
     /// Logs how many lines were suppressed, if that is over: nothing may follow that would say so. Called about once a second.
@@ -97,6 +97,15 @@ mod tests {
         let mut limit = LogLimit::new(3);
         let allowed = (0..100).filter(|_| limit.allows("a")).count();
         assert_eq!(allowed, 3);
+    }
+
+    #[test]
+    fn other_numbers_are_no_other_reason() {
+        let mut limit = LogLimit::new(1);
+        assert!(limit.allows_reason("a", "5 file descriptors"));
+        assert!((0..100).all(|number| !limit.allows_reason("a", format!("{number} file descriptors"))));
+        assert!(limit.allows_reason("a", "a payload of 0xfe bytes"));
+        assert!(!limit.allows_reason("a", "a payload of 0x12 bytes"));
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! packets are put into receiveqs, or one is stalled: an idle switch sleeps.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
@@ -113,6 +114,7 @@ pub(crate) struct Stalls {
     next: PortId,
     /// When they were asked, and what has not been answered.
     asked: Instant,
+    about: Arc<[PortId]>,
     awaited: Vec<Receiver<States>>,
     /// Of each port one, as a guest can stall again and again.
     limits: BTreeMap<PortId, LogLimit>,
@@ -125,6 +127,7 @@ impl Default for Stalls {
             bursts: BTreeMap::new(),
             next: PortId(0),
             asked: Instant::now(),
+            about: Arc::default(),
             awaited: Vec::new(),
             limits: BTreeMap::new(),
         }
@@ -134,8 +137,14 @@ impl Default for Stalls {
 impl Stalls {
     /// Takes what workers have answered since the last tick, and asks them again if there is something to ask for.
     pub(crate) fn tick(&mut self, now: Instant, ports: &PortTable, workers: &Workers) {
-        let states: States =
-            self.awaited.drain(..).filter_map(|answer| answer.try_recv().ok()).flatten().collect();
+        let awaited = self.awaited.len();
+        let answers: Vec<States> =
+            self.awaited.drain(..).filter_map(|answer| answer.try_recv().ok()).collect();
+        let is_whole = answers.len() == awaited;
+        let states = answers.concat();
+        if is_whole {
+            self.forget_stopped(&states);
+        }
         let asked = self.asked;
         let name = |id| ports.interfaces().find(|port| port.id == id).map(|port| port.name.to_owned());
         self.observe(asked, states.iter().map(|(id, state)| (*id, state)));
@@ -149,7 +158,8 @@ impl Stalls {
         if !due.is_empty() {
             self.bursts.extend(due.iter().map(|id| (*id, bursts[id])));
             self.asked = now;
-            self.awaited = workers.begin_to_inspect(due.into());
+            self.about = due.into();
+            self.awaited = workers.begin_to_inspect(Arc::clone(&self.about));
         }
         self.bursts.retain(|id, _| bursts.contains_key(id));
     }
@@ -174,6 +184,12 @@ impl Stalls {
             due.truncate(AT_ONCE);
         }
         due
+    }
+
+    /// Forgets the rings of ports that were asked about, all of whose workers have answered, and that have none any more: the next ones are another driver's.
+    fn forget_stopped(&mut self, states: &States) {
+        let has = |key: &(PortId, u16)| states.iter().any(|(id, state)| (*id, state.index) == *key);
+        self.rings.retain(|key, _| !self.about.contains(&key.0) || has(key));
     }
 
     /// Takes the states of queues, as they were at this time.
@@ -310,6 +326,24 @@ mod tests {
             let is_said = stalls.of(now, VM, 0, available).is_some();
             assert!(!is_said || second < 16, "{second}");
         }
+    }
+
+    #[test]
+    fn the_next_guest_of_a_port_is_not_stalled_for_the_last_one() {
+        let (mut stalls, begin) = (Stalls::default(), Instant::now());
+        let at = |second| begin + Duration::from_secs(second);
+        for second in 0..5 {
+            stalls.observe(at(second), [(VM, &state(0, 256, 0))].into_iter());
+        }
+        assert!(stalls.of(at(5), VM, 0, 0).is_some());
+        // Another port was asked about, and then this one, which has no rings.
+        stalls.about = [PortId(7)].into();
+        stalls.forget_stopped(&Vec::new());
+        assert!(stalls.of(at(5), VM, 0, 0).is_some());
+        stalls.about = [VM].into();
+        stalls.forget_stopped(&Vec::new());
+        stalls.observe(at(9), [(VM, &state(0, 256, 0))].into_iter());
+        assert_eq!(stalls.of(at(9), VM, 0, 0), None);
     }
 
     #[test]

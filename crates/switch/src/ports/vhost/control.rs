@@ -443,10 +443,9 @@ impl VhostPort {
 
     /// Ends the session of a front end that has tried to hold up others, and serves none for a while.
     fn put_into_quarantine(&mut self, why: &str) {
-        if self.device.limit.allows_reason(&self.device.name, why) {
-            let (port, seconds) = (&self.device.name, QUARANTINE.as_secs());
-            tracing::warn!(port, "the front end is disconnected, and none is served for {seconds} s: {why}");
-        }
+        // Without a limit, which its front end may have used up for this: it comes once in a quarantine.
+        let (port, seconds) = (&self.device.name, QUARANTINE.as_secs());
+        tracing::warn!(port, "the front end is disconnected, and none is served for {seconds} s: {why}");
         self.close();
         self.end = Some((why.to_owned(), Instant::now()));
         self.retry_at = Instant::now() + QUARANTINE;
