@@ -88,7 +88,7 @@ columns! {
     "queue", ">QUEUE", "queue pair: with this column there is a row for each", |row| row.pair.map_or_else(|| "-".to_owned(), |pair| pair.pair.to_string());
     "worker", ">WORKER", "the worker that serves the pair, or each of the port's", |row| workers(row);
     "kind", "<KIND", "kind of the port", |row| row.port.negotiated.kind().to_owned();
-    "state", "<STATE", "whether it carries packets", |row| row.port.state.name().to_owned();
+    "state", "<STATE", "whether it carries packets", |row| row.port.condition().to_owned();
     "mtu", ">MTU", "largest packet", |row| row.port.mtu.to_string();
     "mac", "<MAC", "address that the port advertises", |row| row.port.mac.map_or_else(|| "-".to_owned(), |mac| mac.to_string());
     "peer", "<PEER", "where it leads", |row| row.port.peer.clone();
@@ -208,7 +208,7 @@ impl Snapshot {
     }
 
     fn page(&self, port: &PortSnapshot) -> String {
-        let mut text = format!("{}, {}, MTU {}\n", port.negotiated.kind(), port.state.name(), port.mtu);
+        let mut text = format!("{}, {}, MTU {}\n", port.negotiated.kind(), port.condition(), port.mtu);
         // The first line of the details has the name; counters and drops have tables of their own below.
         let brief = PortSnapshot { counters: BTreeMap::new(), drops: BTreeMap::new(), ..port.clone() };
         text.insert_str(0, &brief.details());

@@ -203,9 +203,29 @@ fn of_many_ports_only_those_that_are_not_well_are_shown_whole() {
     let text = snapshot.to_text();
     assert!(text.lines().count() < 130, "{text}");
     assert!(text.contains("up98") && !text.contains("up98: rf0") && text.contains("vm0: /run/"), "{text}");
-    assert!(
-        text.ends_with("of the 99 ports that are well are not shown: `ringferry ctl show PORT` has them.\n")
-    );
+    assert!(text.ends_with(
+        "of the 99 ports that are well, or wait for their guests, are not shown: `ringferry ctl show PORT` has them.\n"
+    ));
+    assert!(text.contains("\n100 ports: 1 broken, 99 up\n"), "{text}");
+    // What waits is no trouble, and what is up may be.
+    let stall = StallSnapshot { entries: 3, seconds: 9 };
+    let stalled = |mut port: PortSnapshot| {
+        port.state = PortState::Up;
+        port.queues.iter_mut().for_each(|queue| queue.broken = None);
+        port.queues[0].stalled = Some(stall);
+        port
+    };
+    let waits = PortSnapshot { state: PortState::Listening, ..snapshot.ports[0].clone() };
+    let faulty = PortSnapshot {
+        name: "worse".to_owned(),
+        fault: Some("its bridge is down".to_owned()),
+        ..snapshot.ports[0].clone()
+    };
+    let vm0 = stalled(snapshot.ports.pop().unwrap());
+    snapshot.ports.splice(0..3, [waits, vm0, faulty]);
+    let text = snapshot.to_text();
+    assert!(text.contains("\n99 ports: 1 faulty, 1 listening, 1 stalled, 96 up\n"), "{text}");
+    assert!(!text.contains("\nup0: ") && text.contains("\nvm0: ") && text.contains("\nworse: "), "{text}");
 }
 
 /// The example, measured.

@@ -36,6 +36,13 @@ impl Snapshot {
         for trouble in &self.troubles {
             let _ = writeln!(text, "{trouble}");
         }
+        if self.ports.len() > FEW {
+            let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+            self.ports.iter().for_each(|port| *counts.entry(port.condition()).or_default() += 1);
+            let counts: Vec<_> =
+                counts.iter().map(|(condition, count)| format!("{count} {condition}")).collect();
+            let _ = writeln!(text, "{} ports: {}", self.ports.len(), counts.join(", "));
+        }
         for (index, worker) in self.workers.iter().enumerate() {
             // Writing to a string cannot fail.
             let _ = writeln!(
@@ -56,8 +63,12 @@ impl Snapshot {
                 text.push_str(&table);
             }
         }
-        let shown: Vec<_> =
-            self.ports.iter().filter(|port| self.ports.len() <= FEW || !port.is_well()).collect();
+        // Of many ports those that only wait for their guests need no more than their row.
+        let is_told = |port: &&PortSnapshot| {
+            self.ports.len() <= FEW
+                || !port.is_well() && (port.state != PortState::Listening || port.fault.is_some())
+        };
+        let shown: Vec<_> = self.ports.iter().filter(is_told).collect();
         let queues = queues_table(&shown);
         if !queues.is_empty() {
             text.push('\n');
@@ -71,7 +82,7 @@ impl Snapshot {
         if well > 0 {
             let _ = writeln!(
                 text,
-                "\nThe queues, rules, features and counters of the {well} ports that are well are not shown: `ringferry ctl show PORT` has them."
+                "\nThe queues, rules, features and counters of the {well} ports that are well, or wait for their guests, are not shown: `ringferry ctl show PORT` has them."
             );
         }
         text
@@ -164,7 +175,7 @@ impl Snapshot {
             table.row([
                 port.name.clone(),
                 port.negotiated.kind().to_owned(),
-                port.state.name().to_owned(),
+                port.condition().to_owned(),
                 port.mtu.to_string(),
                 counter("rx_packets"),
                 counter("rx_bytes"),
@@ -288,9 +299,17 @@ fn queues_table(ports: &[&PortSnapshot]) -> String {
 impl PortSnapshot {
     /// Returns true if it carries packets, and nothing needs somebody's attention.
     fn is_well(&self) -> bool {
-        let is_whole = |queue: &QueueSnapshot| queue.broken.is_none() && queue.stalled.is_none();
-        let is_troubled = self.fault.is_some() || self.another_waits;
-        self.state == PortState::Up && !is_troubled && self.queues.iter().all(is_whole)
+        let is_whole = |queue: &QueueSnapshot| queue.broken.is_none();
+        !self.another_waits && self.condition() == "up" && self.queues.iter().all(is_whole)
+    }
+
+    /// The state of the port in a word for people, who are to see that something is wrong with one that is up: `faulty` or `stalled` then.
+    pub fn condition(&self) -> &'static str {
+        match self.state {
+            PortState::Up if self.fault.is_some() => "faulty",
+            PortState::Up if self.queues.iter().any(|queue| queue.stalled.is_some()) => "stalled",
+            state => state.name(),
+        }
     }
 
     /// Its rates over this window, if they are known.

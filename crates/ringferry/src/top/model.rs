@@ -315,7 +315,7 @@ impl Model {
     }
 
     fn passes(&self, port: &PortSnapshot) -> bool {
-        self.settings.filter.is_empty() || self.has(&port.name) || self.has(port.state.name())
+        self.settings.filter.is_empty() || self.has(&port.name) || self.has(port.condition())
     }
 
     /// The ports that pass the filter, in order.
@@ -368,10 +368,10 @@ impl Model {
                     waiting(other).total_cmp(&waiting(one))
                 }
                 Sort::State => {
-                    let is_up = |row| of(row).0.state == PortState::Up;
+                    let is_up = |row| of(row).0.condition() == PortState::Up.name();
                     is_up(one)
                         .cmp(&is_up(other))
-                        .then_with(|| of(one).0.state.name().cmp(of(other).0.state.name()))
+                        .then_with(|| of(one).0.condition().cmp(of(other).0.condition()))
                 }
                 Sort::Name => of(one).0.name.cmp(&of(other).0.name),
                 Sort::Config => Ordering::Equal,

@@ -309,11 +309,8 @@ impl Painter<'_> {
     fn port(&self, port: &PortSnapshot, cells: &mut Cells) {
         let Widths { name, bar } = self.ports_widths();
         let rates = port.rates_over(self.model.settings.window);
-        let (state, tone) = match port.state {
-            PortState::Up if port.fault.is_some() => ("up, faulty", Tone::Bad),
-            PortState::Up => (PortState::Up.name(), Tone::Good),
-            state => (state.name(), Tone::Bad),
-        };
+        let state = port.condition();
+        let tone = if state == PortState::Up.name() { Tone::Good } else { Tone::Bad };
         cells.left(&port.name, name, Tone::Plain).left(state, 10, tone);
         let most = self.most_bits();
         for counter in ["rx_bytes", "tx_bytes"] {
@@ -446,7 +443,7 @@ impl Painter<'_> {
 
     fn about(&self, port: &PortSnapshot) -> Vec<Line<'static>> {
         let mac = port.mac.map_or_else(String::new, |mac| format!(", {mac}"));
-        let (kind, state) = (port.negotiated.kind(), port.state.name());
+        let (kind, state) = (port.negotiated.kind(), port.condition());
         let mut lines = self.wrapped(
             &format!("{}: {kind}, {state}, MTU {}{mac}, {}", port.name, port.mtu, port.peer),
             2,
