@@ -134,6 +134,9 @@ enum Question {
 /// JSON, or a status and why there is none.
 type Json = Result<Arc<[u8]>, (&'static str, String)>;
 
+/// What the switch has said: JSON and, of its state, the names of its ports.
+type Answered = (Json, Arc<[String]>);
+
 /// What the script is told: a snapshot, with what it needs to explain it.
 #[derive(Serialize)]
 struct State {
@@ -158,14 +161,22 @@ impl State {
 }
 
 /// Asks the switch.
-fn ask(control: &Path, question: &Question, captures: bool) -> Json {
+fn ask(control: &Path, question: &Question, captures: bool) -> Answered {
+    let mut ports = Arc::default();
+    (ask_json(control, question, captures, &mut ports), ports)
+}
+
+fn ask_json(control: &Path, question: &Question, captures: bool, ports: &mut Arc<[String]>) -> Json {
     let unavailable = |why: &dyn std::fmt::Display| ("503 Service Unavailable", why.to_string());
     let request = match question {
         Question::State => Request::Show { addresses: Some(ADDRESSES) },
         Question::Why(port) => Request::Why { port: port.clone(), peer: None },
     };
     let json = match control::call_with(control, &request, Patience::SHORT) {
-        Ok(Answer::Show(snapshot)) => serde_json::to_vec(&State::of(*snapshot, captures)),
+        Ok(Answer::Show(snapshot)) => {
+            *ports = snapshot.ports.iter().map(|port| port.name.clone()).collect();
+            serde_json::to_vec(&State::of(*snapshot, captures))
+        }
         Ok(Answer::Why(diagnosis)) => serde_json::to_vec(&diagnosis),
         Ok(_) => {
             return Err(unavailable(&"this is the control socket of a ringferry guest, which has no ports"));
@@ -179,7 +190,7 @@ fn ask(control: &Path, question: &Question, captures: bool) -> Json {
 /// What is served.
 struct Page {
     control: PathBuf,
-    asker: Asker<Question, Json>,
+    asker: Asker<Question, Answered>,
     /// Captures that run, or wait to be downloaded; `None` if there are none to be had.
     captures: Option<Arc<AtomicUsize>>,
 }
@@ -228,6 +239,21 @@ impl Page {
         let path = control.clone();
         let asker = Asker::start(move |question| ask(&path, question, captures))?;
         Ok(Page { control, asker, captures: captures.then(Arc::default) })
+    }
+
+    /// What the switch says, once it has. It is not asked about ports that it has not: there are more names than it has time, and whoever asks for the state
+    /// would wait behind them.
+    fn answer(&self, question: &Question, since: Instant) -> Option<Json> {
+        if let Question::Why(port) = question {
+            let (state, ports) = self.asker.get(&Question::State, since)?;
+            if state.is_err() {
+                return Some(state);
+            }
+            if !ports.contains(port) {
+                return Some(Err(("404 Not Found", format!("there is no port {port:?}"))));
+            }
+        }
+        self.asker.get(question, since).map(|(json, _)| json)
     }
 
     /// Begins to capture a port.
@@ -322,7 +348,7 @@ impl Service for Page {
 
     fn poll(&self, pending: &Pending) -> Option<Response> {
         Some(match pending {
-            Pending::Answer(question, since) => match self.asker.get(question, *since)? {
+            Pending::Answer(question, since) => match self.answer(question, *since)? {
                 Ok(json) => Response::new("200 OK", "application/json", json),
                 Err((status, why)) => Response::text(status, &why),
             },

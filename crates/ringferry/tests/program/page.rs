@@ -3,7 +3,9 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use ringferry_control::snapshot::Snapshot;
 use ringferry_control::why::Diagnosis;
@@ -188,6 +190,35 @@ fn captures_are_whole_files_and_end_with_their_client() {
     });
     assert!(get(&page, "/capture?port=a&seconds=61", "").status.contains("400"));
     assert!(get(&page, "/capture?port=zz&seconds=1", "").body.contains("zz"));
+    stop(page);
+    switch.stop();
+}
+
+#[test]
+fn whoever_asks_about_ports_that_there_are_not_holds_up_nobody() {
+    let place = Place::new();
+    let switch = place.switch(&["a"]);
+    let page = serve("page", &place, &[]);
+    let to = address(&page);
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0.. {
+                let mut stream = TcpStream::connect(&to).unwrap();
+                // It may have been closed for another one.
+                let _ = write!(stream, "GET /why?port=x{number} HTTP/1.1\r\nHost: {to}\r\n\r\n");
+                if is_over.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+        });
+        for _ in 0..20 {
+            let state: Snapshot = serde_json::from_str(&get(&page, "/state", "").page()).unwrap();
+            assert_eq!(state.ports.len(), 1);
+            thread::sleep(Duration::from_millis(50));
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
     stop(page);
     switch.stop();
 }
