@@ -144,8 +144,12 @@ pub fn call_with(path: &Path, request: &Request, patience: Patience<'_>) -> Resu
 ///
 /// # Errors
 /// See [`ControlError`].
-pub fn call_with_fds(path: &Path, request: &Request) -> Result<(Answer, Vec<OwnedFd>), ControlError> {
-    call_whole(path, request, Patience::default()).map(|answered| (answered.answer, answered.fds))
+pub fn call_with_fds(
+    path: &Path,
+    request: &Request,
+    patience: Patience<'_>,
+) -> Result<(Answer, Vec<OwnedFd>), ControlError> {
+    call_whole(path, request, patience).map(|answered| (answered.answer, answered.fds))
 }
 
 /// Does the same, and returns the connection, for whatever follows on it.

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use ringferry_control::capture::ring::{Counts, Layout, Record, RingError, RingReader};
 use ringferry_control::capture::{CaptureDrops, CaptureRequest, CaptureStarted, DESCRIPTORS, Direction};
-use ringferry_control::{self as control, Answer, ControlError, Request};
+use ringferry_control::{self as control, Answer, ControlError, Patience, Request};
 use ringferry_sys::signal::{Signal, Signals};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -351,8 +351,8 @@ fn begin(args: &CaptureArgs, path: PathBuf) -> Result<Begun, CaptureError> {
     if rotation.is_some() && args.write == Path::new("-") {
         return Err(CaptureError::NoFile);
     }
-    end_if_held(&signals, args.duration)?;
     let capture = Capture::begin(path, request, args.filter.as_deref().unwrap_or(""))?;
+    end_if_held(&signals, args.duration)?;
     // Not before there is something to write: it may be an earlier capture that a mistake in a port's name is not to cost.
     let output = Output::open(&args.write, rotation)?;
     Ok(Begun { signals, capture, output })
@@ -454,7 +454,8 @@ struct Source {
 
 impl Source {
     fn open(path: &Path, request: &CaptureRequest) -> Result<Source, CaptureError> {
-        let (answer, fds) = control::call_with_fds(path, &Request::Capture(request.clone()))?;
+        let (answer, fds) =
+            control::call_with_fds(path, &Request::Capture(request.clone()), Patience::SHORT)?;
         let (Answer::Capture(started), Ok([index, contents, pipe])) =
             (answer, <[OwnedFd; DESCRIPTORS]>::try_from(fds))
         else {

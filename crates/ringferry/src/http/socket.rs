@@ -27,7 +27,7 @@ impl FromStr for Endpoint {
             return Ok(Endpoint::Unix(text.into()));
         }
         text.parse().map(Endpoint::Tcp).map_err(|_| {
-            format!("{text:?} is neither an absolute path nor ADDRESS:PORT, such as 127.0.0.1:9482 (names are not looked up)")
+            format!("{text:?} is neither an absolute path nor ADDRESS:PORT, such as 127.0.0.1:PORT (names are not looked up)")
         })
     }
 }

@@ -470,7 +470,7 @@ fn a_full_disk_costs_no_packet_that_was_written_and_the_count_is_the_files() {
 #[test]
 fn what_cannot_be_captured_or_written_is_one_clear_line() {
     let place = Place::new();
-    let switch = place.switch(&["a", "b"]);
+    let mut switch = place.switch(&["a", "b"]);
     let mut a = switch.plug("a", 1, Options::default());
     let refused = |words: &[&str]| {
         let output = command(&place, words).output().unwrap();
@@ -529,6 +529,12 @@ fn what_cannot_be_captured_or_written_is_one_clear_line() {
     a.send(&frame(Mac::BROADCAST, a.mac, 60, 1));
     switch.until("a", "the packet is counted", |port| port.counters["rx_packets"] == 1);
     switch.until_state("a", PortState::Up);
+    // A switch that hangs.
+    switch.process.signal(Signal::STOP);
+    let output = command(&place, &["a", "-w", "/dev/null", "--duration", "1", "--json"]).output().unwrap();
+    let error: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((output.status.code(), &error["kind"]), (Some(1), &"silent".into()), "{error}");
+    switch.process.signal(Signal::CONT);
     // A reader that has seen enough.
     let mut piped = command(&place, &["a"]);
     let mut child = piped.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();

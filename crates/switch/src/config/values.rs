@@ -413,7 +413,18 @@ impl<T: PartialEq, E: Codec<T>> Codec<Vec<T>> for List<E> {
             }
             other => {
                 let what = other.describe();
-                return Err(vec![format!("{what} is not a list: write [{what}]")]);
+                let items = match other {
+                    // Each as it would be written alone.
+                    Value::Text(text) => {
+                        let item = |item: &str| match item.trim() {
+                            number if number.parse::<u64>().is_ok() => number.to_owned(),
+                            text => format!("{text:?}"),
+                        };
+                        text.split(',').map(item).collect::<Vec<_>>().join(", ")
+                    }
+                    _ => what.clone(),
+                };
+                return Err(vec![format!("{what} is not a list: write [{items}]")]);
             }
         };
         if values.len() > MAX_LIST {

@@ -129,6 +129,7 @@ fn vlans_that_make_no_sense_are_refused() {
         ("trunk = []", "rf.toml:4: port.trunk: names no VLAN: a port that carries nothing is of no use"),
         ("trunk = [10, 20, '5-10']", "rf.toml:4: port.trunk: names a VLAN twice"),
         ("trunk = 10", "rf.toml:4: port.trunk: 10 is not a list: write [10]"),
+        ("trunk = '10,20-29'", "rf.toml:4: port.trunk: \"10,20-29\" is not a list: write [10, \"20-29\"]"),
     ] {
         assert_eq!(problem(lines), wanted, "{lines}");
     }
