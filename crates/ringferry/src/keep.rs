@@ -204,6 +204,16 @@ struct Keeper {
     successor: Option<Pid>,
 }
 
+/// Returns true if a process is this program's, by its name, which anybody may read. Whoever has taken over the switch could otherwise have any other process ended
+/// in the name of this one.
+fn is_switch(pid: Pid) -> bool {
+    let name = std::fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero()));
+    name.is_ok_and(|name| name.trim_end() == PROGRAM)
+}
+
+/// The name of every process of this program (comm of proc(5)).
+const PROGRAM: &str = "ringferry";
+
 impl Keeper {
     fn start(&mut self, mut command: Command) -> io::Result<Child> {
         self.was_ready = false;
@@ -293,7 +303,11 @@ impl Keeper {
         } else if value("FDSTOREREMOVE") == Some("1") {
             self.kept.remove(&name);
         } else if let Some(pid) = value("MAINPID") {
-            self.successor = pid.parse().ok().and_then(Pid::from_raw);
+            let named = pid.parse().ok().and_then(Pid::from_raw);
+            self.successor = named.filter(|pid| is_switch(*pid));
+            if self.successor.is_none() {
+                tracing::warn!("the switch has named process {pid:?} as its successor, which is none");
+            }
         } else {
             self.stopping |= value("STOPPING") == Some("1");
             let is_ready = value("READY") == Some("1");

@@ -466,6 +466,29 @@ fn a_control_socket_that_was_removed_is_back_after_a_kill() {
     switch.stop();
 }
 
+/// What a switch says that somebody has taken over.
+#[test]
+fn a_process_that_is_no_switch_is_not_ended_as_its_successor() {
+    let place = Place::new();
+    let temporary = place.path().join("temporary");
+    std::fs::create_dir(&temporary).unwrap();
+    let mut command = keep(&place, &["a"]);
+    let switch = place.start(command.env("TMPDIR", &temporary), Vec::<(OwnedFd, i32)>::new());
+    until_kept(&switch, "\"name\":\"a\"", 1);
+    let mut other = Command::new("sleep").arg("1000").spawn().unwrap();
+    let notify = std::fs::read_dir(&temporary).unwrap().map(|entry| entry.unwrap().path().join("notify"));
+    let notify = notify.into_iter().find(|path| path.exists()).unwrap();
+    let socket = std::os::unix::net::UnixDatagram::unbound().unwrap();
+    socket.send_to(format!("MAINPID={}", other.id()).as_bytes(), notify).unwrap();
+    switch.process.until_logged("as its successor, which is none");
+    // It goes on as if nothing had been said.
+    kill(&place);
+    switch.stop();
+    assert!(other.try_wait().unwrap().is_none(), "it was ended");
+    other.kill().unwrap();
+    other.wait().unwrap();
+}
+
 #[test]
 fn a_tap_outlives_a_killed_switch() {
     in_a_namespace(a_tap_outlives_in_the_namespace);
