@@ -19,6 +19,7 @@ use ringferry_rig::switch::{Place, Switch, ringferry};
 use ringferry_rig::terminal::Terminal;
 use ringferry_sys::program;
 use ringferry_sys::socket::Stream;
+use ringferry_vhost_user::{Wanted, connect_device};
 use ringferry_virtio_net::Features;
 
 use crate::lifecycle::bystanders;
@@ -432,6 +433,17 @@ fn memory_that_the_switch_cannot_see_or_use_is_said() {
     assert!(!text.contains("has not started the device") && !text.contains("does not share"), "{text}");
     raw.connection.frontend().set_mem_table(&[(region(), raw.file.as_fd())]).unwrap();
     switch.until("c", "has no fault", |port| port.fault.is_none());
+    // Also of a guest that has shared some memory before, and no ring of which has run.
+    let file = raw.file.try_clone().unwrap();
+    drop(raw);
+    switch.until_state("c", PortState::Listening);
+    let wanted = Wanted { features: Features::VERSION_1.bits(), required: 0, protocol: Wanted::NET_PROTOCOL };
+    let mut connection = connect_device(switch.connect("c"), &wanted).unwrap();
+    connection.frontend().set_timeout(PATIENCE);
+    connection.frontend().set_mem_table(&[(region(), file.as_fd())]).unwrap();
+    assert!(connection.frontend().set_mem_table(&[(region(), disk.as_fd())]).is_err());
+    let said = "c serves nobody: the memory that the front end shares cannot be used";
+    expect(&place, &["c"], "out-of-service", Effect::Stops, said);
     switch.stop();
 }
 

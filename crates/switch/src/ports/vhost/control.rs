@@ -664,8 +664,11 @@ impl VhostPort {
         if self.unshared {
             return Some(UNSHARED.to_owned());
         }
-        // Of memory that is plugged in later the guest has some already.
-        let unusable = self.session.as_ref().filter(|session| session.memory().is_none());
+        // A guest whose rings have run goes on without memory that is plugged in later; one that has only a part of its memory at its start does not get that far.
+        let lacks = |session: &&Session| {
+            session.memory().is_none() || !session.rings().into_iter().any(|ring| ring.started)
+        };
+        let unusable = self.session.as_ref().filter(lacks);
         if let Some(why) = unusable.and_then(Session::memory_refusal) {
             return Some(format!("{MEMORY_REFUSED}: {why}"));
         }
