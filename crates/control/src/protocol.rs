@@ -75,6 +75,8 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         peer: Option<String>,
     },
+    /// The same about all ports. Only a switch knows.
+    Diagnose,
     /// Asks for the way of an imaginary frame through the switch. Only a switch knows.
     Trace(TraceRequest),
     /// Capture packets. Only a switch can; descriptors come with the answer.
@@ -234,6 +236,8 @@ pub enum Answer {
     Explain(Explanation),
     /// To [`Request::Why`].
     Why(Diagnosis),
+    /// To [`Request::Diagnose`]: one for each port, in the order of the configuration.
+    Diagnoses(Vec<Diagnosis>),
     /// To [`Request::Trace`].
     Trace(Box<Trace>),
     /// To [`Request::Capture`].

@@ -106,6 +106,53 @@ impl Diagnosis {
     }
 }
 
+/// What was found at all ports, for people: the worst of each where packets are stopped, lost or slow, and how many others there are.
+pub fn all_to_text(all: &[Diagnosis]) -> String {
+    let seconds = all.iter().map(|of| of.seconds).fold(0.0, f64::max);
+    let mut text = format!("{} ports, measured over the last {seconds:.0} s\n", all.len());
+    // What all ports share is said once.
+    let shared = all.first().into_iter().flat_map(|of| &of.findings).filter(|found| found.port.is_none());
+    for finding in shared {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "\n{} [{}]", finding.text, finding.effect.words());
+    }
+    let bad = |of: &Diagnosis| {
+        let own = of.findings.iter().filter(|found| found.port.is_some() && found.effect != Effect::Notes);
+        own.cloned().collect::<Vec<_>>()
+    };
+    let (mut waiting, mut listed) = (Vec::new(), Vec::new());
+    for of in all {
+        match &bad(of)[..] {
+            [] => {}
+            [first, ..] if first.situation == NOT_CONNECTED => waiting.push(&*of.port),
+            [first, more @ ..] => listed.push((first.clone(), of.port.as_str(), more.len())),
+        }
+    }
+    listed.sort_by(|(one, ..), (other, ..)| {
+        one.effect.cmp(&other.effect).then(other.percent.total_cmp(&one.percent))
+    });
+    for (finding, port, more) in &listed {
+        let more = if *more > 0 { format!(", and {more} more") } else { String::new() };
+        let _ = writeln!(text, "\n{port}: {} [{}]{more}", finding.text, finding.effect.words());
+    }
+    let well = all.len() - listed.len() - waiting.len();
+    let _ = writeln!(text, "\nNothing that stops, drops or slows down packets was found at {well} ports.");
+    if !waiting.is_empty() {
+        let named = if waiting.len() <= FEW { format!(": {}", waiting.join(", ")) } else { String::new() };
+        let _ = writeln!(text, "{} wait for their guests{named}.", waiting.len());
+    }
+    if !listed.is_empty() {
+        text += "`ringferry ctl why PORT` says more of one, and what to do.\n";
+    }
+    text
+}
+
+/// Most ports that are named though nothing is wrong with them.
+const FEW: usize = 8;
+
+/// The situation of a port whose guest has not been started.
+pub const NOT_CONNECTED: &str = "not-connected";
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,6 +195,47 @@ vm0, measured over the last 10 s
         assert_eq!(diagnosis.to_text(), expected);
         let json = serde_json::to_string(&diagnosis).unwrap();
         assert_eq!(serde_json::from_str::<Diagnosis>(&json).unwrap(), diagnosis);
+    }
+
+    #[test]
+    fn of_all_ports_the_worst_come_first_and_those_that_are_well_are_counted() {
+        let of = |port: &str, findings: Vec<Finding>| Diagnosis {
+            port: port.to_owned(),
+            seconds: 10.0,
+            findings,
+            ..Diagnosis::default()
+        };
+        let shared = || Finding { port: None, ..finding("troubled", Effect::Notes, 95.0) };
+        let all = [
+            of("vm0", vec![shared(), finding("odd", Effect::Notes, 1.0)]),
+            of(
+                "vm1",
+                vec![finding("lossy", Effect::Loses, 20.0), shared(), finding("slow", Effect::Slows, 3.0)],
+            ),
+            of(
+                "vm2",
+                vec![
+                    finding(NOT_CONNECTED, Effect::Stops, 100.0),
+                    shared(),
+                    finding("slow", Effect::Slows, 3.0),
+                ],
+            ),
+            of("vm3", vec![finding("stuck", Effect::Stops, 100.0), shared()]),
+        ];
+        let expected = "\
+4 ports, measured over the last 10 s
+
+It is troubled. [to be known]
+
+vm3: It is stuck. [nothing passes]
+
+vm1: It is lossy. [packets are lost], and 1 more
+
+Nothing that stops, drops or slows down packets was found at 1 ports.
+1 wait for their guests: vm2.
+`ringferry ctl why PORT` says more of one, and what to do.
+";
+        assert_eq!(all_to_text(&all), expected);
     }
 
     #[test]

@@ -24,6 +24,7 @@ fn text(answer: &Answer) -> String {
         Answer::Stats(stats) => stats.to_text(),
         Answer::Explain(explanation) => explanation.to_text(),
         Answer::Why(diagnosis) => diagnosis.to_text(),
+        Answer::Diagnoses(all) => ringferry_control::why::all_to_text(all),
         Answer::Trace(trace) => trace.to_text(),
         Answer::Rules(rules) => rules.to_text(),
         Answer::SettingsChanged(change) => change.to_text(),

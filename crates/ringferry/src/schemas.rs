@@ -44,6 +44,7 @@ schemas! {
     "traffic", "ringferry traffic client": crate::traffic::Report;
     "traffic-progress", "ringferry traffic client --progress-json": crate::traffic::Progress;
     "why", "ringferry ctl why": control::why::Diagnosis;
+    "why-all", "ringferry ctl why without a port": Vec<control::why::Diagnosis>;
 }
 
 /// Fields of an object of a schema, and of all below it, that have no description.

@@ -9,6 +9,7 @@ use ringferry_control::snapshot::{
     FdbSnapshot, PairSnapshot, PortSnapshot, PortState, Snapshot, VERSION, WorkerSnapshot,
 };
 use ringferry_control::trace::{Trace, TraceRequest};
+use ringferry_control::why::Diagnosis;
 use ringferry_control::{
     Answer, Holds, Kept, PortRules, Reply, Request, Response, RulesByKey, SettingChange, SettingsChange,
     Ticket,
@@ -140,29 +141,12 @@ impl Requests<'_> {
                 explain(&self.snapshot(), port, rules).map(Answer::Explain)
             }
             Request::Why { port, peer } => {
-                let rules = |name: &str| {
-                    self.ports.entry_of(name).map(|entry| entry.rules.clone()).unwrap_or_default()
-                };
-                let snapshot = self.snapshot();
                 // Before all addresses are collected for it.
-                channels::find(&snapshot, port)?;
-                let mut snapshot = Snapshot { fdb: self.addresses(None), ..snapshot };
-                // What can only be seen from outside of the sandbox is looked for now.
-                for found in snapshot.ports.iter_mut().filter(|found| found.name == *port) {
-                    let is_other =
-                        found.fault.as_ref().is_some_and(|fault| !fault.starts_with(INTERFACE_LOST));
-                    if let (false, Some(config)) = (is_other, self.ports.entry_of(port)) {
-                        found.fault = undone(&self.privileges.astray(config));
-                    }
-                }
-                let known = Known {
-                    snapshot: &snapshot,
-                    rules: &rules,
-                    is_drained: &|name| self.ports.is_retired(name),
-                    trace: &|request| self.trace(&snapshot, request),
-                };
-                why(&known, port, peer.as_deref()).map(Answer::Why)
+                channels::find(&self.snapshot(), port)?;
+                let mut all = self.diagnose(Some(port), peer.as_deref())?;
+                all.pop().map(Answer::Why).ok_or_else(|| self.no_such_port(port))
             }
+            Request::Diagnose => self.diagnose(None, None).map(Answer::Diagnoses),
             Request::Trace(request) => {
                 let snapshot = Snapshot { fdb: self.addresses(None), ..self.snapshot() };
                 self.trace(&snapshot, request).map(|trace| Answer::Trace(Box::new(trace)))
@@ -450,6 +434,29 @@ impl Requests<'_> {
             }
             _ => Ok(Answer::Channels(channels::channels(found, PAIRS))),
         }
+    }
+
+    /// Finds out what is wrong at a port, with what is between it and a peer, or at all ports.
+    fn diagnose(&self, port: Option<&str>, peer: Option<&str>) -> Result<Vec<Diagnosis>, String> {
+        let rules =
+            |name: &str| self.ports.entry_of(name).map(|entry| entry.rules.clone()).unwrap_or_default();
+        let mut snapshot = Snapshot { fdb: self.addresses(None), ..self.snapshot() };
+        let is_meant = |name: &str| port.is_none_or(|port| port == name);
+        // What can only be seen from outside of the sandbox is looked for now.
+        for found in snapshot.ports.iter_mut().filter(|found| is_meant(&found.name)) {
+            let is_other = found.fault.as_ref().is_some_and(|fault| !fault.starts_with(INTERFACE_LOST));
+            if let (false, Some(config)) = (is_other, self.ports.entry_of(&found.name)) {
+                found.fault = undone(&self.privileges.astray(config));
+            }
+        }
+        let known = Known {
+            snapshot: &snapshot,
+            rules: &rules,
+            is_drained: &|name| self.ports.is_retired(name),
+            trace: &|request| self.trace(&snapshot, request),
+        };
+        let names = snapshot.ports.iter().map(|port| &*port.name).filter(|name| is_meant(name));
+        names.map(|name| why(&known, name, peer)).collect()
     }
 
     /// Returns the forwarding database of all workers: an address is where any worker saw it last.

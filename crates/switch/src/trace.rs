@@ -100,6 +100,7 @@ pub(crate) fn trace(known: &Known<'_>, request: &TraceRequest) -> Result<Trace, 
         said.entry(from, worker, &entry);
         said.exits(worker, &entry, exits);
         said.end(from, &entry);
+        said.lost(to, &spec);
     }
     let Words { steps, delivered, dropped, .. } = said;
     let missed = to.filter(|to| is_missed(to, from, &delivered, &dropped)).map(|port| &*port.name);
@@ -559,6 +560,16 @@ impl Words<'_> {
                 _ => reason.meaning().to_owned(),
             };
             self.drop(name, "ring", reason, number, text);
+        }
+    }
+
+    /// Says which addresses the port that a frame was meant for has lost to another one, as frames to these go elsewhere.
+    fn lost(&mut self, to: Option<&PortSnapshot>, spec: &Spec) {
+        let Some(PortSnapshot { name, .. }) = to else { return };
+        let all = &self.known.snapshot.fdb.lost;
+        for lost in all.iter().filter(|lost| lost.from == *name && lost.mac != spec.destination) {
+            let text = format!("{}: what is for it goes there.", lost.to_text());
+            self.say(name, "destination", TraceVerdict::Notes, text);
         }
     }
 

@@ -74,7 +74,7 @@ impl Status<'_> {
                         .into(),
                 );
             }
-            Request::Explain { .. } | Request::Why { .. } | Request::Trace(_) => {
+            Request::Explain { .. } | Request::Why { .. } | Request::Diagnose | Request::Trace(_) => {
                 return Err("a guest knows only its own end: ask the switch it is plugged into".into());
             }
             Request::Capture(_)

@@ -103,6 +103,7 @@ Rates are those of the last ten seconds, and drops those of the last minute; wha
 from passing, what loses them, what makes them slower than need be, and what else one should know.
 
 Examples:
+  ringferry ctl why                                              which ports have a problem
   ringferry ctl why vm0                                          everything about vm0
   ringferry ctl why vm0 vm1                                      and what is between the two
   ringferry ctl why vm0 --json | jq -r '.findings[].situation'";
@@ -253,11 +254,11 @@ pub enum CtlCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Finds out why a port carries nothing, loses packets or is slow, from what was measured lately, and says what to do; the most important first.
+    /// Finds out why a port carries nothing, loses packets or is slow, from what was measured lately, and says what to do; the most important first. Without a port, which ports these are.
     #[command(after_help = WHY)]
     Why {
-        /// The port.
-        port: String,
+        /// The port; the worst of all without one.
+        port: Option<String>,
         /// The port at the other end, for what is between the two as well: rules, MTU, offloads, workers.
         peer: Option<String>,
         /// As JSON.

@@ -11,7 +11,7 @@ use ringferry_control::mirror::{FdbFlush, LinkChange, Mirrors};
 use ringferry_control::snapshot::Column;
 use ringferry_control::text::wrap;
 use ringferry_control::trace::Trace;
-use ringferry_control::why::Diagnosis;
+use ringferry_control::why::{self, Diagnosis};
 use ringferry_control::{self as control, Answer, ControlError, Patience, Request};
 use ringferry_control::{PortChange, PortRules, Reload, SettingsChange};
 
@@ -262,7 +262,8 @@ fn ask(switch: &Switch, command: &CtlCommand) -> Result<String, CtlError> {
         }
         CtlCommand::Stats { port, queues, json } => (Request::Stats { port, queues }, json),
         CtlCommand::Explain { port, json } => (Request::Explain { port }, json),
-        CtlCommand::Why { port, peer, json } => (Request::Why { port, peer }, json),
+        CtlCommand::Why { port: Some(port), peer, json } => (Request::Why { port, peer }, json),
+        CtlCommand::Why { json, .. } => (Request::Diagnose, json),
         CtlCommand::Trace(args) => {
             let json = args.json;
             (args.request(), json)
@@ -286,6 +287,7 @@ fn ask(switch: &Switch, command: &CtlCommand) -> Result<String, CtlError> {
         (Request::Stats { .. }, Answer::Stats(stats)) => show(stats, Stats::to_text, json)?,
         (Request::Explain { .. }, Answer::Explain(answer)) => show(answer, Explanation::to_text, json)?,
         (Request::Why { .. }, Answer::Why(diagnosis)) => show(diagnosis, Diagnosis::to_text, json)?,
+        (Request::Diagnose, Answer::Diagnoses(all)) => show(all, |all| why::all_to_text(all), json)?,
         (Request::Trace(_), Answer::Trace(trace)) => show(&**trace, Trace::to_text, json)?,
         (Request::Add { .. } | Request::Remove { .. }, Answer::PortChanged(change)) => {
             show(change, PortChange::to_text, json)?

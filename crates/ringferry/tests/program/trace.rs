@@ -2,6 +2,7 @@
 //! tried in `crates/switch/src/plane/testing/tests/trace.rs`.
 
 use ringferry_control::trace::Trace;
+use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::Header;
 use ringferry_rig::frames::{frame, mac};
 use ringferry_rig::guest::{Options, acquaint};
@@ -134,5 +135,30 @@ fn a_frame_that_cannot_be_traced_is_refused_in_a_line() {
     );
     let error = refused(&place, &["a", "b", "tcp"]);
     assert!(error.contains("there is no protocol \"tcp\"; the protocols are: tcp4, tcp6, udp4"), "{error}");
+    switch.stop();
+}
+
+#[test]
+fn an_address_that_a_port_has_lost_is_said() {
+    let place = Place::new();
+    let switch = place.switch(&["a", "b", "c"]);
+    let mut a = switch.plug("a", 1, Options::default());
+    let mut b = switch.plug("b", 2, Options::default());
+    let mut c = switch.plug("c", 3, Options::default());
+    acquaint(&mut [&mut a, &mut b, &mut c]);
+    let hello = frame(Mac::BROADCAST, mac(9), 60, 0);
+    b.send(&hello);
+    a.receive();
+    c.receive();
+    c.send(&hello);
+    a.receive();
+    b.receive();
+    let moved = format!("{} was behind b and has moved to c", mac(9));
+    let text = trace(&place, &["a", "b"]).to_text();
+    assert!(text.contains(&moved) && text.contains("\nDelivered to b."), "{text}");
+    for port in ["b", "c"] {
+        let why = place.ctl(&["why", port]);
+        assert!(why.contains(&moved), "{why}");
+    }
     switch.stop();
 }

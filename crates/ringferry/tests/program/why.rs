@@ -15,6 +15,7 @@ use ringferry_rig::frames::frame;
 use ringferry_rig::guest::{Guest, Options, acquaint, converse};
 use ringferry_rig::process::{PATIENCE, in_a_namespace, may};
 use ringferry_rig::raw::{self, Raw, region};
+use ringferry_rig::schema::assert_described;
 use ringferry_rig::switch::{Place, Switch, ringferry};
 use ringferry_rig::terminal::Terminal;
 use ringferry_sys::program;
@@ -444,6 +445,11 @@ fn memory_that_the_switch_cannot_see_or_use_is_said() {
     assert!(connection.frontend().set_mem_table(&[(region(), disk.as_fd())]).is_err());
     let said = "c serves nobody: the memory that the front end shares cannot be used";
     expect(&place, &["c"], "out-of-service", Effect::Stops, said);
+    // Who looks for the port with a problem finds it.
+    let all = place.ctl(&["why"]);
+    assert!(all.starts_with("3 ports, measured over") && all.contains(&format!("\nc: {said}")), "{all}");
+    assert!(all.contains("was found at 0 ports.\n2 wait for their guests: a, b.\n"), "{all}");
+    assert_described(&["ctl", "why", "--json"], &place.ctl(&["why", "--json"]));
     switch.stop();
 }
 
