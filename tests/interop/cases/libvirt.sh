@@ -97,5 +97,5 @@ libvirt_migrate() {
     sd_use "$2"
     check "the domain runs there" test "$(sd virsh domstate vm0 | head -n 1)" = running
     check "its port has it" wait_for 5 libvirt_state_is up
-    check "the host reaches it" wait_for 5 in_ns m ping -n -q -c 1 -W 0.2 10.9.0.2
+    check "the host reaches it" wait_for 60 in_ns m ping -n -q -c 1 -W 2 10.9.0.2
 }

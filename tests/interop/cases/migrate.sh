@@ -62,7 +62,7 @@ migrate_round() {
         vm_migrate "$HERE_NOW" "$to"
         HERE_NOW=$to
         # The host finds it there, although the tables of both switches and of the bridge knew it elsewhere until it announced itself.
-        check "the host reaches the guest after migration $i" wait_for 5 in_ns a ping -n -q -c 1 -W 0.2 10.9.0.2
+        check "the host reaches the guest after migration $i" wait_for 60 in_ns a ping -n -q -c 1 -W 2 10.9.0.2
     done
 }
 
