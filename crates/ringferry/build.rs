@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// What is asked of the linker.
+/// Flags of the linker, each of which is tried.
 const FLAGS: [&str; 2] = ["-Wl,-z,pack-relative-relocs", "-Wl,--icf=all"];
 
 fn main() {

@@ -106,7 +106,7 @@ impl Diagnosis {
     }
 }
 
-/// What was found at all ports, for people: the worst of each where packets are stopped, lost or slow, and how many others there are.
+/// Describes what was found at all ports, for people: the worst of each where packets are stopped, lost or slow, and how many others there are.
 pub fn all_to_text(all: &[Diagnosis]) -> String {
     let seconds = all.iter().map(|of| of.seconds).fold(0.0, f64::max);
     let mut text = format!("{} ports, measured over the last {seconds:.0} s\n", all.len());
@@ -116,16 +116,14 @@ pub fn all_to_text(all: &[Diagnosis]) -> String {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "\n{} [{}]", finding.text, finding.effect.words());
     }
-    let bad = |of: &Diagnosis| {
-        let own = of.findings.iter().filter(|found| found.port.is_some() && found.effect != Effect::Notes);
-        own.cloned().collect::<Vec<_>>()
-    };
+    let is_bad = |found: &&Finding| found.port.is_some() && found.effect != Effect::Notes;
     let (mut waiting, mut listed) = (Vec::new(), Vec::new());
     for of in all {
-        match &bad(of)[..] {
-            [] => {}
-            [first, ..] if first.situation == NOT_CONNECTED => waiting.push(&*of.port),
-            [first, more @ ..] => listed.push((first.clone(), of.port.as_str(), more.len())),
+        let mut bad = of.findings.iter().filter(is_bad);
+        match bad.next() {
+            None => {}
+            Some(first) if first.situation == NOT_CONNECTED => waiting.push(&*of.port),
+            Some(first) => listed.push((first, &*of.port, bad.count())),
         }
     }
     listed.sort_by(|(one, ..), (other, ..)| {

@@ -121,10 +121,6 @@ fn main() -> ExitCode {
             "RUST_LOG={text:?} is not understood: it takes levels, and levels of modules, as in info,ringferry_switch=debug"
         );
     }
-    let failed = |error: &dyn std::error::Error, code: u8| {
-        log::say_end(error);
-        ExitCode::from(code)
-    };
     let code = match &cli.command {
         Command::Demo(args) => demo::run(args).map_or_else(|error| failed(&error, error.exit_code()), ok),
         Command::Run(args) => {
@@ -132,18 +128,9 @@ fn main() -> ExitCode {
         }
         Command::Keep(args) => keep::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::Kept { arguments } => failed(&keep::become_run(arguments), 1),
-        Command::Capture(args) => match capture::run(args) {
-            Err(error) if error.is_told() => ExitCode::from(1),
-            result => result.map_or_else(|error| failed(&error, 1), ok),
-        },
-        Command::Ctl(args) => match ctl::run(args, &mut io::stdout(), ctl::width()) {
-            Err(error) if error.is_told() => ExitCode::from(1),
-            result => result.map_or_else(|error| failed(&error, 1), ok),
-        },
-        Command::Top(args) => match top::run(args, &mut io::stdout()) {
-            Err(error) if error.is_told() => ExitCode::from(1),
-            result => result.map_or_else(|error| failed(&error, 1), ok),
-        },
+        Command::Capture(args) => told(capture::run(args), capture::CaptureError::is_told),
+        Command::Ctl(args) => told(ctl::run(args, &mut io::stdout(), ctl::width()), ctl::CtlError::is_told),
+        Command::Top(args) => told(top::run(args, &mut io::stdout()), top::TopError::is_told),
         Command::Guest(args) => guest::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::Netfront(args) => netfront::run(args).map_or_else(|error| failed(&error, 1), ok),
         Command::Lab(args) => failed(&lab::run(args, cli.verbose), 2),
@@ -156,6 +143,20 @@ fn main() -> ExitCode {
     };
     log::flush();
     code
+}
+
+/// Says why the program ends, and with which code.
+fn failed(error: &dyn std::error::Error, code: u8) -> ExitCode {
+    log::say_end(error);
+    ExitCode::from(code)
+}
+
+/// Ends a command whose output may have said all that is to be said of an error.
+fn told<E: std::error::Error>(result: Result<(), E>, is_told: fn(&E) -> bool) -> ExitCode {
+    match result {
+        Err(error) if is_told(&error) => ExitCode::from(1),
+        result => result.map_or_else(|error| failed(&error, 1), ok),
+    }
 }
 
 fn ok(_: ()) -> ExitCode {

@@ -204,6 +204,11 @@ pub struct FdbPage {
     pub whole: Option<FdbWhole>,
 }
 
+impl FdbPage {
+    /// The bucket from which on there are no addresses: a page from there is the state of the whole table alone.
+    pub const END: usize = usize::MAX;
+}
+
 /// The state of a whole table, but for its addresses.
 #[derive(Clone, Debug)]
 pub struct FdbWhole {
@@ -217,11 +222,6 @@ pub struct FdbWhole {
     pub lost: Vec<LostAddress>,
     /// How many addresses each port has that has any, aged ones included until their slot is freed.
     pub behind: Vec<(PortId, usize)>,
-}
-
-impl FdbPage {
-    /// The bucket from which on there are no addresses: a page from there is the state of the whole table alone.
-    pub const END: usize = usize::MAX;
 }
 
 /// An address that has moved from one port to another, which may have stolen it.

@@ -9,7 +9,6 @@ use ringferry_control::snapshot::{
     FdbSnapshot, PairSnapshot, PortSnapshot, PortState, Snapshot, VERSION, WorkerSnapshot,
 };
 use ringferry_control::trace::{Trace, TraceRequest};
-use ringferry_control::why::Diagnosis;
 use ringferry_control::{
     Answer, Holds, Kept, PortRules, Reply, Request, Response, RulesByKey, SettingChange, SettingsChange,
     Ticket,
@@ -34,6 +33,7 @@ use crate::ports::table::{FIRST_TOKEN, PortTable};
 use crate::ports::tap::{INTERFACE_LOST, undone};
 use crate::ports::{Interface, InterfaceQueues};
 use crate::privileged::{NotKept, Privileges};
+use crate::rules::Rules;
 use crate::series::{Sample, Series};
 use crate::snapshot::{self, FdbMerge, rules_by_key};
 use crate::stalls::Stalls;
@@ -135,18 +135,22 @@ impl Requests<'_> {
                 })
             }
             Request::Explain { port } => {
-                let rules = |name: &str| {
-                    self.ports.entry_of(name).map(|entry| entry.rules.clone()).unwrap_or_default()
-                };
-                explain(&self.snapshot(), port, rules).map(Answer::Explain)
+                explain(&self.snapshot(), port, |name| self.rules_of(name)).map(Answer::Explain)
             }
             Request::Why { port, peer } => {
+                let snapshot = self.snapshot();
                 // Before all addresses are collected for it.
-                channels::find(&self.snapshot(), port)?;
-                let mut all = self.diagnose(Some(port), peer.as_deref())?;
-                all.pop().map(Answer::Why).ok_or_else(|| self.no_such_port(port))
+                channels::find(&snapshot, port)?;
+                self.examine(snapshot, |name| name == port, |known| why(known, port, peer.as_deref()))
+                    .map(Answer::Why)
             }
-            Request::Diagnose => self.diagnose(None, None).map(Answer::Diagnoses),
+            Request::Diagnose => self
+                .examine(
+                    self.snapshot(),
+                    |_| true,
+                    |known| known.snapshot.ports.iter().map(|port| why(known, &port.name, None)).collect(),
+                )
+                .map(Answer::Diagnoses),
             Request::Trace(request) => {
                 let snapshot = Snapshot { fdb: self.addresses(None), ..self.snapshot() };
                 self.trace(&snapshot, request).map(|trace| Answer::Trace(Box::new(trace)))
@@ -436,27 +440,31 @@ impl Requests<'_> {
         }
     }
 
-    /// Finds out what is wrong at a port, with what is between it and a peer, or at all ports.
-    fn diagnose(&self, port: Option<&str>, peer: Option<&str>) -> Result<Vec<Diagnosis>, String> {
-        let rules =
-            |name: &str| self.ports.entry_of(name).map(|entry| entry.rules.clone()).unwrap_or_default();
-        let mut snapshot = Snapshot { fdb: self.addresses(None), ..self.snapshot() };
-        let is_meant = |name: &str| port.is_none_or(|port| port == name);
-        // What can only be seen from outside of the sandbox is looked for now.
+    /// Returns the rules of a port.
+    fn rules_of(&self, name: &str) -> Rules {
+        self.ports.entry_of(name).map(|entry| entry.rules.clone()).unwrap_or_default()
+    }
+
+    /// Completes a snapshot with the addresses, and with what can only be seen from outside of the sandbox of these ports, and has it looked at.
+    fn examine<T>(
+        &self,
+        snapshot: Snapshot,
+        is_meant: impl Fn(&str) -> bool,
+        look: impl FnOnce(&Known<'_>) -> Result<T, String>,
+    ) -> Result<T, String> {
+        let mut snapshot = Snapshot { fdb: self.addresses(None), ..snapshot };
         for found in snapshot.ports.iter_mut().filter(|found| is_meant(&found.name)) {
             let is_other = found.fault.as_ref().is_some_and(|fault| !fault.starts_with(INTERFACE_LOST));
             if let (false, Some(config)) = (is_other, self.ports.entry_of(&found.name)) {
                 found.fault = undone(&self.privileges.astray(config));
             }
         }
-        let known = Known {
+        look(&Known {
             snapshot: &snapshot,
-            rules: &rules,
+            rules: &|name| self.rules_of(name),
             is_drained: &|name| self.ports.is_retired(name),
             trace: &|request| self.trace(&snapshot, request),
-        };
-        let names = snapshot.ports.iter().map(|port| &*port.name).filter(|name| is_meant(name));
-        names.map(|name| why(&known, name, peer)).collect()
+        })
     }
 
     /// Returns the forwarding database of all workers: an address is where any worker saw it last.

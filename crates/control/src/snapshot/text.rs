@@ -300,7 +300,7 @@ impl PortSnapshot {
     /// Returns true if it carries packets, and nothing needs somebody's attention.
     fn is_well(&self) -> bool {
         let is_whole = |queue: &QueueSnapshot| queue.broken.is_none();
-        !self.another_waits && self.condition() == "up" && self.queues.iter().all(is_whole)
+        !self.another_waits && self.condition() == PortState::Up.name() && self.queues.iter().all(is_whole)
     }
 
     /// The state of the port in a word for people, who are to see that something is wrong with one that is up: `faulty` or `stalled` then.

@@ -170,11 +170,11 @@ impl CaptureError {
 
     /// The error as JSON.
     fn report(&self) -> ErrorReport {
-        let (error, kind) = match self {
-            CaptureError::Control(error) => (ErrorKind::text(error), ErrorKind::of(error)),
-            error => (error.to_string(), error.kind()),
+        let error = match self {
+            CaptureError::Control(error) => ErrorKind::text(error),
+            error => error.to_string(),
         };
-        ErrorReport { error, kind }
+        ErrorReport { error, kind: self.kind() }
     }
 
     fn kind(&self) -> ErrorKind {

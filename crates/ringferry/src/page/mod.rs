@@ -134,7 +134,7 @@ enum Question {
 /// JSON, or a status and why there is none.
 type Json = Result<Arc<[u8]>, (&'static str, String)>;
 
-/// What the switch has said: JSON and, of its state, the names of its ports.
+/// An answer of the switch: JSON and, of its state, the names of its ports.
 type Answered = (Json, Arc<[String]>);
 
 /// What the script is told: a snapshot, with what it needs to explain it.
@@ -162,29 +162,24 @@ impl State {
 
 /// Asks the switch.
 fn ask(control: &Path, question: &Question, captures: bool) -> Answered {
-    let mut ports = Arc::default();
-    (ask_json(control, question, captures, &mut ports), ports)
-}
-
-fn ask_json(control: &Path, question: &Question, captures: bool, ports: &mut Arc<[String]>) -> Json {
     let unavailable = |why: &dyn std::fmt::Display| ("503 Service Unavailable", why.to_string());
+    let json = |made: serde_json::Result<Vec<u8>>| made.map(Into::into).map_err(|error| unavailable(&error));
     let request = match question {
         Question::State => Request::Show { addresses: Some(ADDRESSES) },
         Question::Why(port) => Request::Why { port: port.clone(), peer: None },
     };
-    let json = match control::call_with(control, &request, Patience::SHORT) {
+    let mut ports = Arc::default();
+    let answer = match control::call_with(control, &request, Patience::SHORT) {
         Ok(Answer::Show(snapshot)) => {
-            *ports = snapshot.ports.iter().map(|port| port.name.clone()).collect();
-            serde_json::to_vec(&State::of(*snapshot, captures))
+            ports = snapshot.ports.iter().map(|port| port.name.clone()).collect();
+            json(serde_json::to_vec(&State::of(*snapshot, captures)))
         }
-        Ok(Answer::Why(diagnosis)) => serde_json::to_vec(&diagnosis),
-        Ok(_) => {
-            return Err(unavailable(&"this is the control socket of a ringferry guest, which has no ports"));
-        }
-        Err(ControlError::Refused(why)) => return Err(("404 Not Found", why)),
-        Err(error) => return Err(unavailable(&error)),
+        Ok(Answer::Why(diagnosis)) => json(serde_json::to_vec(&diagnosis)),
+        Ok(_) => Err(unavailable(&"this is the control socket of a ringferry guest, which has no ports")),
+        Err(ControlError::Refused(why)) => Err(("404 Not Found", why)),
+        Err(error) => Err(unavailable(&error)),
     };
-    json.map(Into::into).map_err(|error| unavailable(&error))
+    (answer, ports)
 }
 
 /// What is served.
@@ -241,7 +236,7 @@ impl Page {
         Ok(Page { control, asker, captures: captures.then(Arc::default) })
     }
 
-    /// What the switch says, once it has. It is not asked about ports that it has not: there are more names than it has time, and whoever asks for the state
+    /// Returns the answer to a question, once there is one. The switch is not asked about ports that it has not: there are more names than it has time, and whoever asks for the state
     /// would wait behind them.
     fn answer(&self, question: &Question, since: Instant) -> Option<Json> {
         if let Question::Why(port) = question {

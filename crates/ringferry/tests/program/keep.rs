@@ -466,7 +466,7 @@ fn a_control_socket_that_was_removed_is_back_after_a_kill() {
     switch.stop();
 }
 
-/// What a switch says that somebody has taken over.
+/// A switch that somebody has taken over names any process.
 #[test]
 fn a_process_that_is_no_switch_is_not_ended_as_its_successor() {
     let place = Place::new();

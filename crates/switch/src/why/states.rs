@@ -3,7 +3,7 @@
 use ringferry_control::snapshot::{
     FdbLost, FdbSnapshot, Negotiated, PortSnapshot, PortState, QueueRole, QueueSnapshot, SessionEnd,
 };
-use ringferry_control::why::Effect;
+use ringferry_control::why::{Effect, NOT_CONNECTED};
 
 use super::{Findings, Known, times};
 use crate::ports::tap::{BRIDGE_DOWN, INTERFACE_AWAY, INTERFACE_LOST, INTERFACE_MOVED, NO_BRIDGE};
@@ -33,7 +33,7 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
         PortState::Listening if port.fault.is_some() => {}
         PortState::Listening if port.ended.is_some() => {}
         PortState::Listening => stops(
-            "not-connected",
+            NOT_CONNECTED,
             format!("No front end is connected to {name}, at {peer}."),
             "Start the VM. If it runs, compare the path of its socket, and see whether its user may write to the socket.",
         ),

@@ -821,6 +821,16 @@ fn a_mirror_is_said_at_both_ends() {
         .unwrap();
 }
 
+/// Knows a snapshot alone.
+fn without_rules(snapshot: &Snapshot) -> Known<'_> {
+    Known {
+        snapshot,
+        rules: &|_| Rules::default(),
+        is_drained: &|_| false,
+        trace: &|_| Err("there are no workers".to_owned()),
+    }
+}
+
 #[test]
 fn captures_of_a_port_are_one_finding() {
     let mut scene = Scene::new(NO_RULES);
@@ -831,12 +841,7 @@ fn captures_of_a_port_are_one_finding() {
         seconds: 60,
     };
     let snapshot = Snapshot { captures: (0..3).map(capture).collect(), ..scene.snapshot() };
-    let known = Known {
-        snapshot: &snapshot,
-        rules: &|_| Rules::default(),
-        is_drained: &|_| false,
-        trace: &|_| Err("there are no workers".to_owned()),
-    };
+    let known = without_rules(&snapshot);
     let of = |port| why(&known, port, None).unwrap().findings;
     let found: Vec<_> = of("vm1").into_iter().filter(|finding| finding.situation == "captured").collect();
     assert_eq!(found.len(), 1);
@@ -850,12 +855,7 @@ fn captures_of_a_port_are_one_finding() {
 fn ports_that_do_not_exist_are_refused() {
     let mut scene = Scene::new(NO_RULES);
     let snapshot = scene.snapshot();
-    let known = Known {
-        snapshot: &snapshot,
-        rules: &|_| Rules::default(),
-        is_drained: &|_| false,
-        trace: &|_| Err("there are no workers".to_owned()),
-    };
+    let known = without_rules(&snapshot);
     let error = why(&known, "vm9", None).unwrap_err();
     assert_eq!(error, "there is no port \"vm9\"; the ports are: vm1, vm2, vm3");
     assert!(why(&known, "vm1", Some("vm9")).unwrap_err().starts_with("there is no port \"vm9\""));
