@@ -11,7 +11,7 @@
 
 use ringferry_packet::frame::{Burst, Frame};
 use ringferry_packet::segment::MAX_SEGMENTS;
-use ringferry_packet::vnet::Offloads;
+use ringferry_packet::vnet::{Header, Offloads};
 
 use crate::plane::queues::FrameCost;
 
@@ -73,8 +73,13 @@ pub(crate) const fn of_output() -> u64 {
 /// which costs nothing more.
 #[inline]
 pub(crate) fn packets(frame: &Frame) -> u64 {
-    let packets = match u64::from(frame.header.gso_size) {
-        size if frame.header.is_gso() && size > 0 => u64::from(frame.len).div_ceil(size),
+    packets_of(&frame.header, frame.len.into())
+}
+
+#[inline]
+fn packets_of(header: &Header, len: u64) -> u64 {
+    let packets = match u64::from(header.gso_size) {
+        size if header.is_gso() && size > 0 => len.div_ceil(size),
         _ => 1,
     };
     if packets > MAX_SEGMENTS as u64 { 1 } else { packets }
@@ -107,12 +112,23 @@ pub(crate) fn of_plain(len: u64, pieces: usize, to: FrameCost) -> u64 {
 /// The price of delivering a frame to one receiver that takes only `accepts`.
 #[inline]
 pub(crate) fn of_delivery(burst: &Burst<'_>, frame: &Frame, accepts: Offloads, to: FrameCost) -> u64 {
-    let whole = of_plain(frame.len.into(), burst.rest(frame).len(), to);
-    if accepts.accepts(&frame.header) {
+    of_pieces(&frame.header, frame.len.into(), burst.rest(frame).len(), accepts, to)
+}
+
+/// The price of delivering a frame that lies in one piece, as [`of_delivery`].
+#[inline]
+pub(crate) fn of_copy(header: &Header, frame: &[u8], accepts: Offloads, to: FrameCost) -> u64 {
+    of_pieces(header, frame.len() as u64, 0, accepts, to)
+}
+
+#[inline]
+fn of_pieces(header: &Header, len: u64, pieces: usize, accepts: Offloads, to: FrameCost) -> u64 {
+    let whole = of_plain(len, pieces, to);
+    if accepts.accepts(header) {
         return whole;
     }
-    let sum = if frame.header.needs_csum() { of_bytes(frame.len.into()) } else { 0 };
-    if frame.header.is_gso() { whole + sum + of_segments(packets(frame), to) } else { whole + sum }
+    let sum = if header.needs_csum() { of_bytes(len) } else { 0 };
+    if header.is_gso() { whole + sum + of_segments(packets_of(header, len), to) } else { whole + sum }
 }
 
 /// The price of `segments` of a frame besides that of their bytes.
@@ -125,7 +141,7 @@ pub(crate) fn of_segments(segments: u64, to: FrameCost) -> u64 {
 mod tests {
     use super::*;
     use ringferry_memory::ReadSlice;
-    use ringferry_packet::vnet::{GSO_TCPV4, Header};
+    use ringferry_packet::vnet::GSO_TCPV4;
 
     #[test]
     fn a_frame_that_is_cut_costs_as_much_as_its_segments() {

@@ -177,7 +177,7 @@ impl Forwarder {
         }
         picks.clear();
         picks.extend(0..burst.len() as u32);
-        port.expect(burst.len(), handoff);
+        port.expect(burst.len());
         port.deliver_all(&burst, picks, coalescer, &mut TxContext { from, handoff, now, scratch });
     }
 
@@ -212,7 +212,12 @@ impl Forwarder {
 
     /// Estimates what the frames of a burst cost, and puts off those beyond [`BURST_COST`]. Returns what the others cost.
     #[inline]
-    fn limit<P: Queues>(&mut self, from: PortId, burst: &Burst<'_>, tables: &Tables<'_, P>) -> u64 {
+    fn limit<P: Queues>(&mut self, from: PortId, burst: &Burst<'_>, tables: &mut Tables<'_, P>) -> u64 {
+        for output in &self.outputs {
+            if let Some(Some(port)) = tables.ports.get_mut(usize::from(output.0)) {
+                port.refresh(tables.handoff);
+            }
+        }
         let kind = |port: PortId| Some(tables.ports.get(usize::from(port.0))?.as_ref()?.queues.frame_cost());
         let taking = kind(from).map_or(cost::FRAME_IN, cost::of_taking) * burst.len() as u64
             + self.outputs.len() as u64 * cost::of_output();
@@ -480,7 +485,7 @@ impl Forwarder {
                 continue;
             }
             holes.touch(if private { Touch::of(output) } else { Touch::between(from, output) });
-            port.expect(picks.len(), tx.handoff);
+            port.expect(picks.len());
             if port.policy.is_none() && !*foreign {
                 open = true;
                 port.deliver_all(burst, picks, coalescer, tx);
@@ -659,7 +664,8 @@ fn send_answer<P: Queues>(
     burst.push(Header::default(), ReadSlice::from(frame));
     // What is written now is memory of the frame's sender, not of the port in whose name it is answered.
     holes.touch(Touch::of(back));
-    port.expect(1, tx.handoff);
+    port.refresh(tx.handoff);
+    port.expect(1);
     port.deliver(&burst, &burst.frames()[0], retag, tx);
     port.flush();
     Some(())

@@ -18,6 +18,7 @@ use smallvec::SmallVec;
 use crate::counters::{DropReason, STARVED_GAP};
 use crate::fdb::PortId;
 use crate::plane::capture::{Event, Offered, PortCapture};
+use crate::plane::cost;
 use crate::plane::forward::slow::SlowFrame;
 use crate::plane::handoff::ring::{Handoff, HandoffFrame};
 use crate::plane::handoff::selector::{Owner, TxQueueSelector};
@@ -255,16 +256,23 @@ impl<P: Queues> Port<P> {
         }
     }
 
-    /// Takes up to `max` frames that have waited and for which there are tokens; counts those that are dropped instead.
-    pub(crate) fn release(&mut self, max: usize, now: &Now) -> Vec<Delayed> {
+    /// Takes frames that have waited and for which there are tokens, up to `max` and until they cost `most` in the unit of [`cost`](super::cost); returns
+    /// them with what they cost. Counts those that are dropped instead.
+    pub(crate) fn release(&mut self, max: usize, most: u64, now: &Now) -> (Vec<Delayed>, u64) {
         let micros = now.micros();
-        let Some(limit) = self.policy.as_deref().and_then(PortPolicy::rate_out) else { return Vec::new() };
-        let (mut frames, mut signals) = (Vec::new(), Signals::default());
+        let (accepts, kind) = (self.offloads(), self.queues.frame_cost());
+        let (mut frames, mut work) = (Vec::new(), 0);
+        let Some(limit) = self.policy.as_deref().and_then(PortPolicy::rate_out) else {
+            return (frames, work);
+        };
+        let mut signals = Signals::default();
         while frames.len() < max
+            && work < most
             && limit.wait(micros) == 0
             && let Some((delayed, cost)) = self.shaper.pop(micros, &mut signals)
         {
             limit.charge(cost, micros);
+            work += cost::of_copy(&delayed.header, &delayed.frame, accepts, kind);
             frames.push(delayed);
         }
         for Delayed { header, frame, .. } in &signals.dropped {
@@ -272,7 +280,7 @@ impl<P: Queues> Port<P> {
         }
         let counters = &self.handle.counters;
         counters.tx_marked.add(signals.marked);
-        frames
+        (frames, work)
     }
 
     /// Takes all frames that wait in the shaper, tokens or not.
@@ -315,7 +323,8 @@ impl<P: Queues> Port<P> {
         }
     }
 
-    /// Finds out which pairs and offloads the receiver has now.
+    /// Finds out which pairs and offloads the receiver has now, before it is estimated what frames for it cost. What is found holds until the next call,
+    /// so that they are not cut into more packets than their sender was charged for.
     #[inline]
     pub(super) fn refresh(&mut self, handoff: &Handoff) {
         if let Receiver::Pairs { selector, .. } = &mut self.receiver {
@@ -323,10 +332,9 @@ impl<P: Queues> Port<P> {
         }
     }
 
-    /// Announces about how many frames follow until [`Port::flush`].
+    /// Announces about how many frames follow until [`Port::flush`]. [`refresh`](Self::refresh) comes before.
     #[inline]
-    pub(crate) fn expect(&mut self, frames: usize, handoff: &Handoff) {
-        self.refresh(handoff);
+    pub(crate) fn expect(&mut self, frames: usize) {
         self.handle.counters.tx_bursts.add(1);
         self.queues.expect(frames);
     }

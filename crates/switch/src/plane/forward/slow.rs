@@ -69,12 +69,14 @@ impl Forwarder {
             slow.outputs.pop();
             return Some(0);
         };
-        port.expect(1, tx.handoff);
+        port.refresh(tx.handoff);
+        port.expect(1);
         let (done, retag) = match slow.part.take() {
             Some(part) => part,
             None => {
                 picks.clear();
                 picks.push(0);
+                let before = port.shaper.len();
                 leave(port, sender, &burst, std::slice::from_mut(&mut slow.decision), picks, retags, now);
                 if !port.shaper.is_empty() {
                     waiting.push(output);
@@ -83,7 +85,11 @@ impl Forwarder {
                     Some(retag) => (0, *retag),
                     None => {
                         slow.outputs.pop();
-                        return Some(cost::FRAME_OUT);
+                        // What waits in the shaper is delivered when its time has come, whoever's turn it is then: it is paid for now.
+                        let waits = port.shaper.len() > before;
+                        let price =
+                            || cost::of_delivery(&burst, frame, port.offloads(), port.queues.frame_cost());
+                        return Some(if waits { price() } else { cost::FRAME_OUT });
                     }
                 }
             }

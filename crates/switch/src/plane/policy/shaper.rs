@@ -113,7 +113,6 @@ impl Shaper {
     }
 
     /// Returns the number of frames that wait.
-    #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.queue.len()
     }

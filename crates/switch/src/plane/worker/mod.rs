@@ -542,7 +542,8 @@ impl<P: Queues> Worker<P> {
         let Some(Some(port)) = self.ports.get_mut(usize::from(to.0)) else { return cost::FRAME_OUT };
         if !self.handed.contains(&to) {
             self.handed.push(to);
-            port.expect(1, &self.handoff);
+            port.refresh(&self.handoff);
+            port.expect(1);
         }
         self.forwarder.holes.touch(Touch::of(to));
         let scratch = self.forwarder.scratch();

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use crate::fdb::PortId;
 use crate::plane::cost;
+use crate::plane::forward::BURST_COST;
 use crate::plane::now::Now;
 use crate::plane::policy::shaper::Delayed;
 use crate::plane::queues::{FrameCost, Queues, Source, Watch};
@@ -168,15 +169,18 @@ impl<P: Queues> Worker<P> {
         }
     }
 
-    /// Delivers what has waited in the shaper of a port and may go now.
-    fn release(&mut self, id: PortId, micros: u64) {
+    /// Delivers what has waited in the shaper of a port and may go now, until that costs `most`. What it cost.
+    fn release(&mut self, id: PortId, most: u64, micros: u64) -> u64 {
         let now = Now::new(self.clock, self.seconds);
-        let Some(port) = self.port(id) else { return };
-        let frames = port.release(BURST, &now);
+        let Some(Some(port)) = self.ports.get_mut(usize::from(id.0)) else { return 0 };
+        port.refresh(&self.handoff);
+        let (frames, work) = port.release(BURST, most, &now);
         self.deliver_late(id, &frames);
         self.set_release(id, micros);
+        work
     }
 
+    /// Delivers frames that have waited in the shaper of a port. Their senders have paid for that when they came, but for one more copy.
     fn deliver_late(&mut self, id: PortId, frames: &[Delayed]) {
         let now = Now::new(self.clock, self.seconds);
         for run in frames.chunk_by(|one, next| one.from == next.from) {
@@ -196,7 +200,11 @@ impl<P: Queues> Worker<P> {
     /// Delivers all that waits in the shaper of a port, whatever its rate: from now on frames may go another way, and must not overtake it.
     pub(super) fn release_all(&mut self, id: PortId) {
         let now = self.clock.micros();
-        let Some(port) = self.port(id).filter(|port| !port.shaper.is_empty()) else { return };
+        let Some(Some(port)) = self.ports.get_mut(usize::from(id.0)) else { return };
+        if port.shaper.is_empty() {
+            return;
+        }
+        port.refresh(&self.handoff);
         let frames = port.release_all(now);
         self.timers.cancel(Timer::Release(id));
         self.deliver_late(id, &frames);
@@ -219,14 +227,17 @@ impl<P: Queues> Worker<P> {
 
     fn run_due(&mut self) -> bool {
         let now = self.clock.micros();
-        let mut any = false;
-        // Each timer once: one that is set again for now has its turn in the next round.
+        let (mut any, mut work) = (false, 0);
+        // Each timer once, and no more work than a turn has: one that is set again for now, or left, has its turn in the next round.
         for _ in 0..self.timers.queue.len() {
+            if work >= BURST_COST {
+                break;
+            }
             let Some(timer) = self.timers.due(now) else { break };
             any = true;
             match timer {
                 Timer::Resume(source) => self.resume(source),
-                Timer::Release(port) => self.release(port, now),
+                Timer::Release(port) => work += self.release(port, BURST_COST - work, now),
             }
         }
         any

@@ -10,7 +10,7 @@ use ringferry_packet::vnet::{Header, Offloads};
 use crate::config::SwitchConfig;
 use crate::fdb::PortId;
 use crate::plane::testing::{Bed, HeapFrame, HeapPort, Wire};
-use crate::rules::Rules;
+use crate::rules::{Limits, Rate, Rules};
 
 const BROADCAST: Mac = Mac([0xff; 6]);
 /// A millisecond of work.
@@ -48,9 +48,20 @@ impl Ports {
 
     /// A port whose address is known.
     fn add(&mut self, pairs: u16, offloads: Offloads, first: usize, weight: u16) -> u16 {
+        let rules = Rules { weight, ..Rules::default() };
+        self.plug(HeapPort { pairs: Some(pairs), offloads, rules, first, ..HeapPort::default() })
+    }
+
+    /// A port whose address is known, that takes no offloads, and to which no more is sent than this.
+    fn add_limited(&mut self, rate_out: Limits) -> u16 {
+        let rules = Rules { rate_out, ..Rules::default() };
+        let offloads = Offloads::empty();
+        self.plug(HeapPort { pairs: Some(1), offloads, rules, ..HeapPort::default() })
+    }
+
+    fn plug(&mut self, mut port: HeapPort) -> u16 {
         let id = self.wires.len() as u16;
-        let rules = Rules { static_macs: vec![(mac(id), 0)], weight, ..Rules::default() };
-        let port = HeapPort { pairs: Some(pairs), offloads, rules, first, ..HeapPort::default() };
+        port.rules.static_macs = vec![(mac(id), 0)];
         self.wires.push(self.bed.add(&port).1);
         id
     }
@@ -149,6 +160,55 @@ fn h3_what_no_price_list_knows_is_measured() {
     }
     let meanwhile = ports.work(honest) - before;
     assert!(meanwhile >= MILLISECOND, "the other one had {meanwhile} ns of work in {rounds} rounds");
+}
+
+/// H3: frames that were put off, and then waited for tokens of their receivers, cost their sender next to nothing, and were all cut at once when the tokens came.
+#[test]
+fn h3_frames_that_wait_for_tokens_are_paid_for_and_cut_in_turns() {
+    /// What cutting one packet costs at least.
+    const PACKET: u64 = 100;
+    let mut ports = Ports::new(1);
+    let attacker = ports.add(1, Offloads::all(), 0, 1);
+    let rate = Rate { per_second: 1_250_000_000, burst: 256 << 10 };
+    let limits = Limits { packets: None, bytes: Some(rate) };
+    let receivers: Vec<_> = (0..8).map(|_| ports.add_limited(limits)).collect();
+    let flood = large(attacker, BROADCAST, 60_000, 32);
+    let (mut packets, mut most) = (0, 0);
+    for _ in 0..2000 {
+        ports.fill(attacker, &flood, 4);
+        ports.bed.advance(1_000);
+        ports.bed.serve_events(0);
+        ports.bed.round(0);
+        let got: usize = receivers.iter().map(|port| ports.received(*port).len()).sum();
+        packets += got as u64;
+        most = most.max(got as u64);
+    }
+    assert!(packets > 100_000, "they are delivered all the same: {packets}");
+    let work = ports.work(attacker);
+    assert!(work > packets * PACKET, "{packets} packets for {work} ns of work");
+    assert!(most * PACKET < MILLISECOND, "{most} packets in one round");
+}
+
+/// H3: what a frame costs was estimated by what its receivers took before, and then it was cut for what they take now.
+#[test]
+fn h3_a_receiver_that_takes_less_from_now_on_gets_what_was_paid_for() {
+    let mut ports = Ports::new(1);
+    let attacker = ports.add(1, Offloads::all(), 0, 1);
+    let receivers: Vec<_> = (0..8).map(|_| ports.add(1, Offloads::all(), 0, 1)).collect();
+    let flood = large(attacker, BROADCAST, 60_000, 32);
+    ports.fill(attacker, &flood, 1);
+    ports.bed.run();
+    for port in &receivers {
+        assert_eq!(ports.received(*port).len(), 1, "it takes large frames");
+        ports.bed.set_offloads(PortId(*port), Offloads::empty());
+    }
+    ports.fill(attacker, &flood, 8);
+    ports.bed.round(0);
+    let packets: usize = receivers.iter().map(|port| ports.received(*port).len()).sum();
+    assert!(packets < 10_000, "{packets} packets in one round");
+    ports.bed.run();
+    let packets = packets + receivers.iter().map(|port| ports.received(*port).len()).sum::<usize>();
+    assert_eq!(packets, 8 * 8 * 60_000 / 32, "all of them arrive at last");
 }
 
 /// H3: what is put off is delivered, whole and in order, and what is sent after it does not overtake it.
