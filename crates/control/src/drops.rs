@@ -134,8 +134,8 @@ drop_reasons! {
     Spoofed = "spoofed" at Sender,
         "If the guest is right, add the address. Guests that run containers or VMs of their own send from \
          further addresses.",
-    /// The frame is for a protocol between neighbours (01:80:c2:00:00:00 to 0f: spanning tree, PAUSE, LACP, LLDP), or comes
-    /// from a group address or from all zeros.
+    /// The frame is for a protocol between neighbours (01:80:c2:00:00:00 to 0f: spanning tree, PAUSE, LACP, LLDP), is a MAC control frame
+    /// (PAUSE) to another address, or comes from a group address or from all zeros.
     Reserved = "reserved" at Sender,
         "Normal where the host sends LLDP. With `reserved=forward` the port may send such frames: only for \
          one that stands for a wire.",

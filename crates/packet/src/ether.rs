@@ -23,6 +23,8 @@ pub const TYPE_ARP: u16 = 0x0806;
 pub const TYPE_RARP: u16 = 0x8035;
 /// EtherType of IPv6 (RFC 2464).
 pub const TYPE_IPV6: u16 = 0x86dd;
+/// EtherType of MAC control frames, such as PAUSE (802.3, 31).
+pub const TYPE_MAC_CONTROL: u16 = 0x8808;
 /// EtherType of a customer VLAN tag (802.1Q).
 pub const TYPE_VLAN: u16 = 0x8100;
 /// EtherType of a service VLAN tag (802.1ad).
@@ -123,6 +125,17 @@ pub fn destination(prefix: &[u8]) -> Option<Mac> {
 #[must_use]
 pub fn source(prefix: &[u8]) -> Option<Mac> {
     prefix.get(6..)?.first_chunk().copied().map(Mac)
+}
+
+/// Returns true for a MAC control frame (802.3, 31), whatever its destination: a PAUSE that is sent to a station's own
+/// address stops it as well as one to the group of all. Also for one behind a VLAN tag, which may be taken off on the way.
+#[inline]
+#[must_use]
+pub fn is_mac_control(prefix: &[u8]) -> bool {
+    match be16(prefix, MIN_FRAME - 2) {
+        Some(TYPE_VLAN) => be16(prefix, MIN_FRAME + 2) == Some(TYPE_MAC_CONTROL),
+        ether_type => ether_type == Some(TYPE_MAC_CONTROL),
+    }
 }
 
 /// The link-layer header of a frame, VLAN tags included.

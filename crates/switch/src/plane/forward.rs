@@ -370,13 +370,14 @@ impl Forwarder {
                 }
             };
             *foreign |= tagged.is_foreign();
-            if learned != Some((tagged.vid, src)) {
-                if !src.is_station() && !reserved_pass {
-                    effects.count(port, DropReason::Reserved, 1);
-                    effects.refuse(port, DropReason::Reserved, (burst, frame), from.queue, now);
-                    decisions.push(Decision::NOWHERE);
-                    continue;
-                }
+            let is_known = learned == Some((tagged.vid, src));
+            if (ether::is_mac_control(prefix) || !is_known && !src.is_station()) && !reserved_pass {
+                effects.count(port, DropReason::Reserved, 1);
+                effects.refuse(port, DropReason::Reserved, (burst, frame), from.queue, now);
+                decisions.push(Decision::NOWHERE);
+                continue;
+            }
+            if !is_known {
                 let source = hash(fdb, index, 1, tagged.vid, src);
                 if effects.learn(port, fdb, handoff, source, now) == Learned::Limited {
                     effects.count(port, DropReason::MacLimit, 1);
