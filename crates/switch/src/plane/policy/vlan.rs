@@ -7,10 +7,10 @@
 //! another, so it cannot be written as a tag: it leaves only by ports where it is the native one.
 //!
 //! **VLAN hopping.** Bytes that are payload here may be a tag to the next hop: Linux removes a priority tag
-//! of either type, and then uses the tag behind it. Three rules keep a frame in its VLAN there, too. A
+//! of either type, and then uses the tag behind it. Four rules keep a frame in its VLAN there, too. A
 //! priority tag in front of another tag is dropped where it comes in, at every port. A port with VLAN rules
-//! takes and sends no frame without a tag of its own whose payload begins with [one](TAG_TYPES). A tag is not
-//! removed in front of another one.
+//! takes and sends no frame without a tag of its own whose payload begins with [one](TAG_TYPES), and sends no
+//! priority tags. A tag is not removed in front of another one.
 
 use arrayvec::ArrayVec;
 use ringferry_packet::ether::{MIN_FRAME, TYPE_SERVICE_VLAN, TYPE_VLAN};
@@ -55,7 +55,11 @@ pub(crate) static EVERYWHERE: Membership =
 /// The tagging of a VLAN's frames where they leave by a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Egress {
+    /// Without a tag, not even one for the priority alone: by a port with VLAN rules.
     Untagged,
+    /// As it came, by a port that carries whatever tags there are: the frame has none, or one for the priority alone.
+    AsIs,
+    /// With the tag of its VLAN.
     Tagged,
 }
 
@@ -135,8 +139,7 @@ impl Membership {
     #[inline]
     pub(crate) fn egress(&self, tagged: Tagged, prefix: &[u8]) -> Option<Egress> {
         let egress = self.leaves(tagged.vid)?;
-        let hops =
-            self.limited && egress == Egress::Untagged && tagged.wire.is_none() && is_tag(prefix, TAG_AT);
+        let hops = egress == Egress::Untagged && tagged.wire.is_none() && is_tag(prefix, TAG_AT);
         (!hops).then_some(egress)
     }
 
@@ -144,7 +147,7 @@ impl Membership {
     #[inline]
     pub(crate) fn leaves(&self, vid: Vid) -> Option<Egress> {
         if self.native == Some(vid) {
-            Some(Egress::Untagged)
+            Some(if self.limited { Egress::Untagged } else { Egress::AsIs })
         } else if vid != 0 && self.has(vid) {
             Some(Egress::Tagged)
         } else {
@@ -211,13 +214,11 @@ impl Tagged {
         self.vid != self.wire.map_or(0, |tci| tci & VID)
     }
 
-    /// Returns the change to the frame's tag where it leaves. A priority tag is kept where the frame may
-    /// leave without a tag, as that says the same about the VLAN: there is no other tag behind it.
+    /// Returns the change to the frame's tag where it leaves.
     #[inline]
     pub(crate) fn retag(self, out: Egress) -> Retag {
         match (out, self.wire) {
-            (Egress::Untagged, None) => Retag::Keep,
-            (Egress::Untagged, Some(tci)) if tci & VID == 0 => Retag::Keep,
+            (Egress::AsIs, _) | (Egress::Untagged, None) => Retag::Keep,
             (Egress::Untagged, Some(_)) => Retag::Strip,
             (Egress::Tagged, None) => Retag::Insert(self.vid),
             (Egress::Tagged, Some(tci)) if tci & VID == self.vid => Retag::Keep,
@@ -373,10 +374,7 @@ mod tests {
                 assert_eq!(vid(port, &foreign), None, "{kind:#x}");
                 let from_elsewhere = Tagged { vid: native, wire: None };
                 assert_eq!(port.egress(from_elsewhere, &foreign), None, "{kind:#x}");
-                assert_eq!(
-                    EVERYWHERE.egress(Tagged { vid: 0, wire: None }, &foreign),
-                    Some(Egress::Untagged)
-                );
+                assert_eq!(EVERYWHERE.egress(Tagged { vid: 0, wire: None }, &foreign), Some(Egress::AsIs));
             }
             assert_eq!(port.egress(Tagged { vid: native, wire: None }, &untagged()), Some(Egress::Untagged));
         }
@@ -440,7 +438,7 @@ mod tests {
             (untagged(), Egress::Tagged, 9, tagged(9)),
             (tagged(0xf000), Egress::Tagged, 9, tagged(0xf009)),
             (tagged(0xf009), Egress::Untagged, 9, untagged()),
-            (tagged(0xf000), Egress::Untagged, 9, tagged(0xf000)),
+            (tagged(0xf000), Egress::Untagged, 9, untagged()),
             (tagged(0xf009), Egress::Tagged, 9, tagged(0xf009)),
         ];
         for (frame, egress, vid, expected) in cases {
@@ -536,7 +534,9 @@ mod tests {
     fn member(vlans: &Vlans, vid: Vid) -> Option<Egress> {
         match vlans {
             Vlans::Access(own) => (*own == vid).then_some(Egress::Untagged),
-            Vlans::Trunk { native, .. } if *native == Some(vid) => Some(Egress::Untagged),
+            Vlans::Trunk { native, .. } if *native == Some(vid) => {
+                Some(if *vlans == Vlans::default() { Egress::AsIs } else { Egress::Untagged })
+            }
             Vlans::Trunk { allowed, .. } => (vid != 0
                 && allowed.as_ref().is_none_or(|allowed| allowed.contains(&vid)))
             .then_some(Egress::Tagged),
@@ -571,7 +571,7 @@ mod tests {
             let to_port = Membership::new(&to);
             prop_assert_eq!(to_port.leaves(tagged.vid), member(&to, tagged.vid));
             let Some(egress) = to_port.egress(tagged, &whole) else {
-                let hops = foreign && to != Vlans::default() && member(&to, tagged.vid) == Some(Egress::Untagged);
+                let hops = foreign && member(&to, tagged.vid) == Some(Egress::Untagged);
                 prop_assert!(hops || member(&to, tagged.vid).is_none());
                 return Ok(());
             };
@@ -589,9 +589,8 @@ mod tests {
             let inner = |frame: &[u8], tagged: Tagged| frame[if tagged.wire.is_some() { 16 } else { 12 }..].to_vec();
             prop_assert_eq!(inner(&after, there), inner(&whole, tagged));
             prop_assert_eq!(&after[..12], &ADDRESSES);
-            if egress == Egress::Untagged && to != Vlans::default() {
-                let behind = if there.wire.is_some() { MIN_TAGGED - 2 } else { TAG_AT };
-                prop_assert!(!is_tag(&after, behind), "the next hop would go by it");
+            if egress == Egress::Untagged {
+                prop_assert!(!is_tag(&after, TAG_AT), "the next hop would go by it");
             }
         }
 

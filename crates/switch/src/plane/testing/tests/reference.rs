@@ -174,7 +174,7 @@ impl Reference {
                 Err(reason) if known.is_some() => outcome.dropped.push((to, reason)),
                 // It is flooded where it may be, and nowhere else.
                 Err(_) => {}
-                Ok(tagged) => match retag(frame, vid, tagged) {
+                Ok(tagged) => match retag(frame, vid, tagged, &receiver.vlans) {
                     Some(frame) => {
                         outcome.delivered.insert(to, frame.bytes());
                     }
@@ -189,12 +189,12 @@ impl Reference {
     }
 }
 
-/// The frame as it leaves; `None` if a second tag would come to light.
-fn retag(frame: &Frame, vid: Vid, tagged: bool) -> Option<Frame> {
+/// The frame as it leaves by a port; `None` if a second tag would come to light. A tag for the priority alone passes only a port without VLAN rules.
+fn retag(frame: &Frame, vid: Vid, tagged: bool, vlans: &Vlans) -> Option<Frame> {
     let mut frame = frame.clone();
     let first = frame.tags.first().copied();
     match (tagged, first) {
-        (false, Some(tci)) if tci & 0xfff != 0 => {
+        (false, Some(tci)) if tci & 0xfff != 0 || *vlans != Vlans::default() => {
             frame.tags.remove(0);
             if !frame.tags.is_empty() {
                 return None;
