@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{channel, sync_channel};
 
 use ringferry_sys::epoll::{Epoll, Interest};
 use ringferry_sys::eventfd::EventFd;
@@ -64,6 +64,23 @@ impl<P: Queues> Lone<P> {
             self.worker.execute(Command::Start(id, Box::new(start)));
         }
         (id, totals)
+    }
+
+    /// Has a port carry out a command of its kind.
+    pub(crate) fn request(&mut self, id: PortId, request: P::Request) {
+        self.worker.execute(Command::Request(id, request));
+    }
+
+    /// Stops one of a port's queues.
+    pub(crate) fn stop(&mut self, id: PortId, index: u16) -> Option<P::Stopped> {
+        let (stopped, answer) = sync_channel(1);
+        self.worker.execute(Command::Stop(id, index, stopped));
+        answer.try_recv().ok()
+    }
+
+    /// Unplugs a port.
+    pub(crate) fn remove(&mut self, id: PortId) {
+        self.worker.execute(Command::RemovePort(id, sync_channel(1).0));
     }
 
     /// Lets the worker poll every active source once; whether anything moved.

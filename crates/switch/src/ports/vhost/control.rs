@@ -247,14 +247,28 @@ impl VhostPort {
         let id = cx.allocate()?;
         // Rules are set before there is a port, so that no frame comes first.
         cx.workers.set_rules(id, &port.rules);
+        let resources = Resources {
+            memory: cx.memory.of_port(),
+            port: Some(port.name.as_str().into()),
+            tracks: cx.tracks,
+            ..Resources::default()
+        };
+        // While there is memory for a thread.
+        resources.closer.begin();
         let counters = PortTotals::new(cx.workers.count());
         let (shared, reporter) = (Arc::new(PortShared::default()), cx.workers.reporter());
         let calls = Arc::new(NewCalls::default());
         let steering = Steering::Pairs(Arc::clone(&shared));
         let placement = Placement { steering, owners: port.owners(), queues: PAIRS };
         cx.workers.add_port(id, &port.name, &counters, placement, |_, handle| {
-            let (shared, calls) = (Arc::clone(&shared), Arc::clone(&calls));
-            AnyQueues::Vhost(VhostQueues::new(handle.clone(), shared, calls, Arc::clone(&reporter)))
+            let (shared, calls, reporter) = (Arc::clone(&shared), Arc::clone(&calls), Arc::clone(&reporter));
+            AnyQueues::Vhost(VhostQueues::new(
+                handle.clone(),
+                shared,
+                calls,
+                reporter,
+                resources.closer.clone(),
+            ))
         });
         let SessionSettings { offer, mac, mtu_limit, queue_limit } = SessionSettings::of(port, config);
         let device = PortDevice {
@@ -273,14 +287,6 @@ impl VhostPort {
                 calls,
             )
         };
-        let resources = Resources {
-            memory: cx.memory.of_port(),
-            port: Some(port.name.as_str().into()),
-            tracks: cx.tracks,
-            ..Resources::default()
-        };
-        // While there is memory for a thread.
-        resources.closer.begin();
         Ok(Self {
             endpoint,
             watched: Watched::Nothing,

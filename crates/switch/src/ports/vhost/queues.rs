@@ -12,6 +12,7 @@ use ringferry_memory::{Area, DirtyLog, GuestMemory, ReadSlice, Translator};
 use ringferry_packet::frame::Burst;
 use ringferry_packet::vnet::Header;
 use ringferry_ring::{Device, Fault, RingAddresses, WriteLog};
+use ringferry_sys::closer::Closer;
 use ringferry_sys::eventfd::{EventFd, falls_silent};
 use ringferry_vhost_user::RingSetup;
 use ringferry_virtio_net::device::{Receiveq, Refused, Rejected, Run, Transmitq};
@@ -137,6 +138,9 @@ struct RxQueue {
 }
 
 /// The rings of a guest that this worker has. Index `q` of either vector is of pair `q`.
+///
+/// Whatever a front end has passed is let go of by the port's [`Closer`]. If the session has let go of it before, this is the last descriptor, or mapping:
+/// to close an eventfd for which a million wait takes half a second, and so does giving up some gigabytes of memory.
 pub struct VhostQueues {
     port: PortHandle,
     tx: Vec<Option<TxQueue>>,
@@ -144,6 +148,14 @@ pub struct VhostQueues {
     shared: Arc<PortShared>,
     calls: Arc<NewCalls>,
     faults: FrontendFaults,
+    closer: Closer,
+}
+
+impl Drop for VhostQueues {
+    fn drop(&mut self) {
+        self.tx.drain(..).flatten().for_each(|queue| self.closer.close(queue));
+        self.rx.drain(..).flatten().for_each(|queue| self.closer.close(queue));
+    }
 }
 
 /// Both rings of a pair, as far as they run, on their way from one worker to another.
@@ -159,8 +171,10 @@ impl VhostQueues {
         shared: Arc<PortShared>,
         calls: Arc<NewCalls>,
         reporter: Arc<FaultReporter>,
+        closer: Closer,
     ) -> Self {
-        Self { port, tx: Vec::new(), rx: Vec::new(), shared, calls, faults: FrontendFaults::new(reporter) }
+        let faults = FrontendFaults::new(reporter);
+        Self { port, tx: Vec::new(), rx: Vec::new(), shared, calls, faults, closer }
     }
 
     fn tx(&mut self, pair: u16) -> Option<&mut TxQueue> {
@@ -316,7 +330,7 @@ impl Queues for VhostQueues {
     }
 
     fn wake(&mut self, pair: u16, _: bool, watch: Watch<'_>) -> bool {
-        let Self { port, tx, shared, faults, .. } = self;
+        let Self { port, tx, shared, faults, closer, .. } = self;
         let at = usize::from(pair);
         let (Some(Some(queue)), Some(pair)) = (tx.get_mut(at), shared.pairs.get(at)) else { return false };
         port.counters.kicks.add(1);
@@ -333,7 +347,7 @@ impl Queues for VhostQueues {
         };
         let works = falls_silent(drain, || ring.has_chains()).unwrap_or(false);
         if !works {
-            unwatch(watch, queue.common.kick.take());
+            unwatch(watch, queue.common.kick.take(), closer);
             // This keeps the ring from being served until its session is over. Its driver has broken no rule.
             ring.break_with(Fault::Unusable);
             queue.common.reported = true;
@@ -466,10 +480,14 @@ impl Queues for VhostQueues {
         let at = usize::from(pair);
         if queue_index::is_transmitq(index) {
             let mut queue = self.tx.get_mut(at)?.take()?;
-            unwatch(watch, queue.common.kick.take());
-            Some((queue.queue.ring().base(), Some(pair)))
+            unwatch(watch, queue.common.kick.take(), &self.closer);
+            let base = queue.queue.ring().base();
+            self.closer.close(queue);
+            Some((base, Some(pair)))
         } else {
-            let base = self.rx.get_mut(at)?.take()?.queue.ring().base();
+            let mut queue = self.rx.get_mut(at)?.take()?;
+            let base = queue.queue.ring().base();
+            self.closer.close(queue);
             self.publish_ready(pair);
             Some((base, None))
         }
@@ -477,7 +495,7 @@ impl Queues for VhostQueues {
 
     fn close(&mut self, watch: Watch<'_>) {
         for queue in self.tx.iter_mut().flatten() {
-            unwatch(watch, queue.common.kick.take());
+            unwatch(watch, queue.common.kick.take(), &self.closer);
         }
     }
 
@@ -500,7 +518,8 @@ impl Queues for VhostQueues {
                 if let Some(call) = self.calls.take(index)
                     && let Some(common) = self.common(index)
                 {
-                    common.call = call;
+                    let before = std::mem::replace(&mut common.call, call);
+                    self.closer.close(before);
                     // Signals for buffers that were published while there was no call event.
                     self.call(index);
                 }
@@ -529,9 +548,9 @@ impl Queues for VhostQueues {
     }
 
     fn quarantine(&mut self, why: &str, watch: Watch<'_>) {
-        let Self { port, tx, rx, faults, .. } = self;
+        let Self { port, tx, rx, faults, closer, .. } = self;
         for queue in tx.iter_mut().flatten() {
-            unwatch(watch, queue.common.kick.take());
+            unwatch(watch, queue.common.kick.take(), closer);
             // This keeps the ring from being served until its session is over. Its driver has broken no rule.
             queue.queue.ring().break_with(Fault::Unusable);
             queue.common.reported = true;
@@ -591,9 +610,10 @@ fn reason(refused: Refused) -> DropReason {
 }
 
 /// Takes a descriptor out of epoll before it is closed.
-fn unwatch(watch: Watch<'_>, kick: Option<EventFd>) {
+fn unwatch(watch: Watch<'_>, kick: Option<EventFd>, closer: &Closer) {
     if let Some(kick) = kick {
         watch.remove(&kick);
+        closer.close(kick);
     }
 }
 

@@ -8,22 +8,29 @@
 //! ```
 
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
 use ringferry_packet::vnet::Header;
+use ringferry_sys::closer::Closer;
+use ringferry_sys::eventfd::EventFd;
 use ringferry_vhost_user::RingSetup;
 use ringferry_virtio_net::Features;
 use ringferry_virtio_net::driver::{Arena, Pair, PairConfig};
 
-use super::queues::{NewCalls, RingStart, VhostQueues};
+use super::queues::{NewCalls, RingStart, VhostQueues, VhostRequest};
 use crate::config::SwitchConfig;
 use crate::counters::PortTotals;
+use crate::fdb::PortId;
 use crate::plane::PortShared;
 use crate::plane::testing::Lone;
 
 /// A worker with guests.
 struct RingBed {
     lone: Lone<VhostQueues>,
+    /// Closes what workers let go of.
+    closer: Closer,
+    calls: Arc<NewCalls>,
 }
 
 /// The driver's half of a guest, which never kicks and wants no calls.
@@ -36,7 +43,8 @@ struct Guest {
 
 impl RingBed {
     fn new() -> Self {
-        Self { lone: Lone::new(&SwitchConfig::default()) }
+        let (closer, calls) = (Closer::inline(), Arc::default());
+        Self { lone: Lone::new(&SwitchConfig::default()), closer, calls }
     }
 
     /// Plugs in a guest with one pair that has negotiated `features`.
@@ -66,9 +74,8 @@ impl RingBed {
         let shared = Arc::new(PortShared::default());
         shared.set_offloads(features.guest_offloads());
         shared.set_mtu(1500);
-        let of_queues = Arc::clone(&shared);
-        let make =
-            |handle, reporter| VhostQueues::new(handle, of_queues, Arc::new(NewCalls::default()), reporter);
+        let (of_queues, calls, closer) = (Arc::clone(&shared), Arc::clone(&self.calls), self.closer.clone());
+        let make = |handle, reporter| VhostQueues::new(handle, of_queues, calls, reporter, closer);
         let (_, totals) = self.lone.add(&shared, make, starts);
         Guest { pair, _arena: arena, totals }
     }
@@ -132,6 +139,42 @@ fn two_guests(features: Features, conversations: u32) -> (RingBed, [Guest; 2]) {
         guests[0].drain();
     }
     (bed, guests)
+}
+
+/// A worker closed what it had of a session itself, and that is the last of it where the session has ended before: of an event for which a million wait, or
+/// of some gigabytes.
+#[test]
+fn d1_what_a_worker_lets_go_of_is_closed_elsewhere() {
+    let mut bed = RingBed { closer: Closer::new(), ..RingBed::new() };
+    // The closer is at its first thing until the end.
+    let (go, wait) = channel::<()>();
+    bed.closer.close(Held(wait));
+    let guest = bed.add(layouts()[0].1);
+    let id = PortId(0);
+    let mut expected = bed.closer.waiting();
+    let mut set_call = |bed: &mut RingBed, replaced: usize| {
+        bed.calls.put(0, EventFd::new().ok());
+        bed.lone.request(id, VhostRequest::SetCall(0));
+        expected += replaced;
+        assert_eq!(bed.closer.waiting(), expected);
+    };
+    set_call(&mut bed, 1);
+    set_call(&mut bed, 1);
+    let before = bed.closer.waiting();
+    assert!(bed.lone.stop(id, 0).is_some());
+    assert_eq!(bed.closer.waiting(), before + 1, "the ring, with its memory and its events");
+    bed.lone.remove(id);
+    assert_eq!(bed.closer.waiting(), before + 2, "the other ring");
+    drop((go, guest));
+}
+
+/// A thing that can be dropped when its sender is.
+struct Held(Receiver<()>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let _ = self.0.recv();
+    }
 }
 
 /// The layouts of rings.
