@@ -156,6 +156,11 @@ drop_reasons! {
     TooBigAnswered = "too-big-answered" at Receiver,
         "Nothing, if it is a few per connection. Otherwise the sender ignores ICMP (a firewall in the \
          guest): give both ends the same MTU.",
+    /// The receiving guest spreads each frame over so many small buffers that filling them took more than the port's share of its worker, and others had work
+    /// to be done.
+    DearBuffers = "dear-buffers" at Receiver,
+        "Others are protected from it. In the guest: mergeable buffers (`mrg_rxbuf`), or buffers of at least a \
+         few hundred bytes. A larger `weight` of the port gives it more.",
 }
 
 impl DropReason {

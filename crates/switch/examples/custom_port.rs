@@ -101,7 +101,9 @@ impl Queues for ChannelQueues {
         vec![Ok(Delivery::Done); packets.len()]
     }
 
-    fn flush(&mut self) {}
+    fn flush(&mut self) -> usize {
+        0
+    }
 
     fn start(&mut self, start: Self::Start, watch: Watch<'_>) -> Option<u16> {
         self.attach(0, start, watch).then_some(0)

@@ -128,6 +128,8 @@ pub(crate) struct Forwarder {
     put_off: Vec<SlowFrame>,
     /// Ports in whose shapers frames wait now, each once, for the worker to set a timer.
     waiting: Vec<PortId>,
+    /// Ports whose buffers have cost more than one for each frame, for the worker to charge them.
+    dear: Vec<PortId>,
     /// Storage for a frame that must be in one piece.
     scratch: Vec<u8>,
     /// Whose memory is touched.
@@ -157,6 +159,20 @@ impl Forwarder {
     #[inline]
     pub(crate) fn next_waiting(&mut self) -> Option<PortId> {
         self.waiting.pop()
+    }
+
+    /// A port whose buffers have cost more than one for each frame since this was last asked.
+    #[inline]
+    pub(crate) fn next_dear(&mut self) -> Option<PortId> {
+        self.dear.pop()
+    }
+
+    /// Takes note of a port that was flushed.
+    #[inline]
+    pub(crate) fn note_flushed<P: Queues>(&mut self, port: &Port<P>) {
+        if port.further > 0 {
+            self.dear.push(port.handle.id);
+        }
     }
 
     /// Delivers frames of one sender that have waited to their port, several as one where that pays. What the receiver takes is looked at
@@ -463,6 +479,7 @@ impl Forwarder {
             scratch,
             holes,
             coalescer,
+            dear,
             ..
         } = self;
         let Origin { port: from, private, queue } = from;
@@ -498,6 +515,9 @@ impl Forwarder {
                 }
             }
             port.flush();
+            if port.further > 0 {
+                dear.push(output);
+            }
             captures += port.capture.as_deref().map_or(0, PortCapture::take_cost);
             if !port.shaper.is_empty() {
                 waiting.push(output);

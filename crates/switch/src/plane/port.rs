@@ -113,6 +113,10 @@ pub(crate) struct Port<P> {
     starved: Option<(u64, u64)>,
     /// Its administrator has taken its link down: no frame passes.
     pub(crate) link_down: bool,
+    /// What its buffers have cost that it has not been charged with yet.
+    pub(crate) further: u64,
+    /// It takes no frames, as its buffers have cost more than its share of the worker.
+    pub(crate) owes: bool,
     /// Its captures, if there are any.
     pub(crate) capture: Option<Box<PortCapture>>,
 }
@@ -147,6 +151,8 @@ impl<P: Queues> Port<P> {
             news: TokenBucket::new(NEWS),
             starved: None,
             link_down: false,
+            further: 0,
+            owes: false,
             capture: None,
         }
     }
@@ -315,6 +321,7 @@ impl<P: Queues> Port<P> {
     ) -> Result<(u16, Option<Owner>), DropReason> {
         match &self.receiver {
             _ if self.link_down => Err(DropReason::LinkDown),
+            _ if self.owes => Err(DropReason::DearBuffers),
             Receiver::Local(_) => Ok((0, None)),
             Receiver::Pairs { selector, .. } => {
                 let pair = selector.peek(first, now)?;
@@ -408,7 +415,7 @@ impl<P: Queues> Port<P> {
     #[inline]
     fn run_pair(&self) -> Option<u16> {
         let Receiver::Pairs { selector, .. } = &self.receiver else { return None };
-        selector.sole_pair().filter(|_| self.queues.offloads_tagged() && !self.link_down)
+        selector.sole_pair().filter(|_| self.queues.offloads_tagged() && !self.link_down && !self.owes)
     }
 
     /// Returns how many of these frames, from the first on, the receiver takes as they are.
@@ -575,11 +582,12 @@ impl<P: Queues> Port<P> {
     ) -> Result<(), DropReason> {
         let len = (first.len() + rest.iter().map(ReadSlice::len).sum::<usize>()) as u64;
         let TxContext { from, handoff, now, .. } = tx;
-        let Port { queues, receiver, link_down, .. } = self;
+        let Port { queues, receiver, link_down, owes, .. } = self;
         // The queue that it went to in this worker.
         let mut queue = None;
         let delivered = match receiver {
             _ if *link_down => Err(DropReason::LinkDown),
+            _ if *owes => Err(DropReason::DearBuffers),
             Receiver::Local(_) => queues.deliver(0, header, first, rest, len),
             Receiver::Pairs { selector, .. } => selector.select(first, now).and_then(|to| {
                 match queues.deliver(to, header, first, rest, len) {
@@ -615,10 +623,7 @@ impl<P: Queues> Port<P> {
                 if reason == DropReason::NoReceiveBuffers {
                     self.note_starved(now);
                 }
-                if matches!(
-                    reason,
-                    DropReason::NoReceiveBuffers | DropReason::LinkDown | DropReason::WorkerBusy
-                ) {
+                if ends_a_frame(reason) {
                     return Err(reason);
                 }
             }
@@ -721,6 +726,15 @@ impl<P: Queues> Port<P> {
     /// Publishes the delivered frames to the receiver and notifies it if it wants to be.
     #[inline]
     pub(crate) fn flush(&mut self) {
-        self.queues.flush();
+        let further = self.queues.flush();
+        if further > 0 {
+            self.further += cost::of_further_buffers(further);
+        }
     }
+}
+
+/// Returns true if what one packet of a frame was dropped for holds for later ones, too.
+pub(super) fn ends_a_frame(reason: DropReason) -> bool {
+    use DropReason::{DearBuffers, LinkDown, NoReceiveBuffers, WorkerBusy};
+    matches!(reason, NoReceiveBuffers | DearBuffers | LinkDown | WorkerBusy)
 }

@@ -203,8 +203,8 @@ macro_rules! kinds {
             }
 
             #[inline]
-            fn flush(&mut self) {
-                each!(self, queues => queues.flush());
+            fn flush(&mut self) -> usize {
+                each!(self, queues => queues.flush())
             }
 
             fn close(&mut self, watch: Watch<'_>) {

@@ -92,6 +92,8 @@ pub struct Receiveq<A: Words> {
     ahead: usize,
     /// [Granted](granted_buffers) and not used.
     granted: usize,
+    /// Chains of this burst that were filled beside the first of each frame.
+    spread: usize,
 }
 
 impl<A: Words> Receiveq<A> {
@@ -106,6 +108,7 @@ impl<A: Words> Receiveq<A> {
             written: Vec::new(),
             ahead: 1,
             granted: MOST_GRANTED,
+            spread: 0,
         }
     }
 
@@ -258,6 +261,7 @@ impl<A: Words> Receiveq<A> {
             self.written.push(chain.done(written as u32));
         }
         self.next += count;
+        self.spread += count - 1;
         self.ahead = self.ahead.saturating_sub(1).max(1);
         Ok(())
     }
@@ -442,6 +446,14 @@ impl<A: Words> Receiveq<A> {
         taken
     }
 
+    /// Returns the number of buffers that this burst has taken beside one for each frame: those of chains of
+    /// several that were read, filled or not, and those of frames that lie in several chains. A driver
+    /// that posts single buffers for whole frames causes none.
+    #[inline]
+    pub fn further_buffers(&self) -> usize {
+        self.chains.further_buffers() + self.spread
+    }
+
     /// Publishes the delivered frames to the driver and returns unused chains to the ring. Returns
     /// true if the driver wants a notification.
     #[inline]
@@ -451,7 +463,7 @@ impl<A: Words> Receiveq<A> {
         }
         self.ring.untake(&self.chains.all()[self.next..]);
         self.chains.clear();
-        self.next = 0;
+        (self.next, self.spread) = (0, 0);
         self.ring.complete_all(self.written.drain(..));
         self.ring.publish()
     }

@@ -58,7 +58,7 @@ impl Forwarder {
             self.conclude(from, slow, tables, now);
             return None;
         };
-        let Self { picks, retags, waiting, scratch, holes, .. } = self;
+        let Self { picks, retags, waiting, scratch, holes, dear, .. } = self;
         holes.touch(Touch::of(output));
         let sender = Sender { port: from, isolated: tables.policy(from).is_some_and(PortPolicy::isolated) };
         let burst = burst_of(&slow.frame);
@@ -100,6 +100,9 @@ impl Forwarder {
         let sitting = Sitting { from: done, most: PACKETS };
         let left = port.deliver_part(&burst, frame, retag, sitting, tx);
         port.flush();
+        if port.further > 0 {
+            dear.push(output);
+        }
         if left > 0 {
             slow.part = Some((done + PACKETS, retag));
         } else {

@@ -30,7 +30,7 @@ use crate::plane::now::Now;
 use crate::plane::offload::gso::{self, Sitting};
 use crate::plane::policy::vlan::{Head, Retag, Tagged};
 use crate::plane::policy::{PortPolicy, Refusal, WireCost};
-use crate::plane::port::{Port, Shaping};
+use crate::plane::port::{Port, Shaping, ends_a_frame};
 use crate::plane::queues::{Delivery, Queues};
 use crate::plane::worker::handles::Late;
 use crate::rules::Vid;
@@ -485,9 +485,7 @@ impl Exit {
             Err(reason) => self.fates = vec![Err(reason); self.packets.len()],
         }
         // What one packet of a frame finds no place for, later ones would find none for either.
-        let ends = |fate: &Result<_, _>| {
-            matches!(fate, Err(DropReason::NoReceiveBuffers | DropReason::LinkDown | DropReason::WorkerBusy))
-        };
+        let ends = |fate: &Result<_, DropReason>| fate.is_err_and(ends_a_frame);
         if let Some(at) = self.fates.iter().position(ends) {
             let last = self.fates[at];
             self.fates[at..].fill(last);

@@ -6,7 +6,7 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -111,6 +111,8 @@ pub struct Wire {
     largest: AtomicU64,
     /// Processor time, in nanoseconds, that taking a burst from it costs for no good reason.
     burden: AtomicU64,
+    /// Buffers that each frame takes beside the first.
+    further: AtomicUsize,
     punched: Mutex<Punched>,
     /// Why it was taken out of service.
     quarantine: Mutex<Option<String>>,
@@ -139,13 +141,29 @@ impl Wire {
         let burden = AtomicU64::new(0);
         let (punched, quarantine) = (Mutex::default(), Mutex::default());
         let offloads_tagged = AtomicBool::new(true);
-        let largest = AtomicU64::new(u64::MAX);
-        Wire { queues, cost, private: tap, offloads_tagged, level: tap, largest, burden, punched, quarantine }
+        let (largest, further) = (AtomicU64::new(u64::MAX), AtomicUsize::new(0));
+        Wire {
+            queues,
+            cost,
+            private: tap,
+            offloads_tagged,
+            level: tap,
+            largest,
+            burden,
+            further,
+            punched,
+            quarantine,
+        }
     }
 
     /// Lets the receiver's buffers take no larger frames than of so many bytes.
     pub fn take_at_most(&self, bytes: u64) {
         self.largest.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Has each frame take so many buffers beside the first.
+    pub fn spread(&self, further: usize) {
+        self.further.store(further, Ordering::Relaxed);
     }
 
     /// Puts whoever touches its memory to sleep.
@@ -457,15 +475,18 @@ impl Queues for HeapQueues {
         run
     }
 
-    fn flush(&mut self) {
+    fn flush(&mut self) -> usize {
+        let mut frames = 0;
         // A port without pairs is written to by every worker.
         for queue in 0..self.wire.queues() {
             if self.shared.is_none() || self.has(queue) {
                 let mut wire = self.wire.queue(queue);
                 let mut unseen = std::mem::take(&mut wire.unseen);
+                frames += unseen.len();
                 wire.seen.append(&mut unseen);
             }
         }
+        frames * self.wire.further.load(Ordering::Relaxed)
     }
 
     fn start(&mut self, queue: u16, watch: Watch<'_>) -> Option<u16> {

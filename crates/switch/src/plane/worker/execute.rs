@@ -228,6 +228,7 @@ impl<P: Queues> Worker<P> {
         }
         self.mirrored.retain(|mirrored| *mirrored != id);
         self.accounts.forget(id);
+        self.debts.forget(id);
         self.forwarder.holes.forget(id);
         self.active.retain(|active| active.source.port != id);
         self.fdb.remove_port(id, self.seconds);

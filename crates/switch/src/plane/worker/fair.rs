@@ -97,6 +97,11 @@ impl Accounts {
         self.of(port).balance -= cost as i64;
     }
 
+    /// What a port in debt is paid in a round.
+    pub(super) fn payment(&mut self, port: PortId) -> u64 {
+        self.of(port).payment().unsigned_abs()
+    }
+
     /// What a port owes.
     pub(super) fn debt(&mut self, port: PortId) -> u64 {
         u64::try_from(-self.of(port).balance).unwrap_or(0)

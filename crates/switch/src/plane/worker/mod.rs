@@ -26,6 +26,7 @@
 //! |---|---|
 //! | `mod` | the loop: poll what is active, arm what is idle, sleep when nothing is active |
 //! | `fair` | deficit round robin: which port may be served |
+//! | `debts` | receivers whose buffers cost more than their share |
 //! | `execute` | commands of the control plane, carried out between two bursts |
 //! | `direct` | a port that is read directly into the sole receiver's buffers |
 //! | `command` | the commands |
@@ -63,6 +64,7 @@ use crate::plane::port::{Port, TxContext};
 use crate::plane::queues::{Lease, Queues, Source};
 
 pub(crate) mod command;
+mod debts;
 mod direct;
 mod execute;
 mod fair;
@@ -73,6 +75,7 @@ pub(crate) mod holes;
 mod timers;
 
 use command::{Inbox, Posted};
+use debts::Debts;
 use fair::Accounts;
 pub use handles::Workers;
 use handover::Standing;
@@ -196,6 +199,7 @@ pub(crate) struct Worker<P: Queues> {
     /// Ports that handed-off frames go to, in this turn.
     handed: Vec<PortId>,
     accounts: Accounts,
+    debts: Debts,
     /// Work done since the worker was started.
     worked: u64,
     /// A source that has work was left out of the last round.
@@ -248,6 +252,7 @@ impl<P: Queues> Worker<P> {
             handoff,
             handed: Vec::new(),
             accounts: Accounts::default(),
+            debts: Debts::default(),
             worked: 0,
             left_out: false,
             audit: None,
@@ -415,6 +420,7 @@ impl<P: Queues> Worker<P> {
         moved |= self.fdb.forget_some(FORGET);
         moved |= self.poll_handoff();
         self.accounts.next_round();
+        self.debts.pay(&mut self.ports, &mut self.accounts);
         self.worked += ROUND;
         // A port that may be served in every round, but not all of its queues, begins with another one each time.
         if std::mem::take(&mut self.left_out) && !self.active.is_empty() {
@@ -429,6 +435,9 @@ impl<P: Queues> Worker<P> {
             }
             let polled = if self.audit.is_none() { self.poll(source) } else { self.poll_audited(source) };
             moved |= polled.moved;
+            if polled.moved {
+                self.note_debts(source.port);
+            }
             if polled.exhausted || !polled.moved && empty >= ROUNDS_TO_ARM && self.arm(source) {
                 // In order: the queues of a port that is paced take turns.
                 self.active.remove(at);
@@ -449,6 +458,23 @@ impl<P: Queues> Worker<P> {
             accounts.skip_rounds(active.iter().map(|active| active.source.port));
         }
         moved || self.left_out
+    }
+
+    /// Charges receivers for their buffers, after something of this port's was forwarded.
+    #[inline]
+    fn note_debts(&mut self, from: PortId) {
+        let mut any = false;
+        while let Some(id) = self.forwarder.next_dear() {
+            any = true;
+            let Some(Some(port)) = self.ports.get_mut(usize::from(id.0)) else { continue };
+            let cost = std::mem::take(&mut port.further);
+            port.handle.counters.work_nanoseconds.add(cost);
+            self.worked += cost;
+            self.debts.charge(port, cost);
+        }
+        if !any {
+            self.debts.note_other(from);
+        }
     }
 
     /// Takes ports out of service that the worker has slept for, now that no burst is on loan.
@@ -591,6 +617,7 @@ impl<P: Queues> Worker<P> {
         self.forwarder.holes.touch(Touch::of(id));
         if let Some(Some(port)) = self.ports.get_mut(usize::from(id.0)) {
             port.flush();
+            self.forwarder.note_flushed(port);
             if port.has_answers() {
                 let now = &Now::new(self.clock, self.seconds);
                 let (scratch, holes) = self.forwarder.scratch_and_holes();

@@ -213,7 +213,9 @@ impl Queues for TapQueues {
         vec![Ok(Delivery::Done); packets.len()]
     }
 
-    fn flush(&mut self) {}
+    fn flush(&mut self) -> usize {
+        0
+    }
 
     fn start(&mut self, TapStart(queue): TapStart, watch: Watch<'_>) -> Option<u16> {
         self.begin_reading(queue, watch);

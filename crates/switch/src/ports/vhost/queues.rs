@@ -417,10 +417,12 @@ impl Queues for VhostQueues {
 
     /// Publishes the delivered frames to the guest and signals it if it wants to be.
     #[inline]
-    fn flush(&mut self) {
+    fn flush(&mut self) -> usize {
         let Self { port, rx, shared, faults, .. } = self;
+        let mut further = 0;
         for (pair, queue) in shared.pairs.iter().zip(rx) {
             let Some(queue) = queue else { continue };
+            further += queue.queue.further_buffers();
             // A queue that took no frame is flushed, too: it may hold chains that it has read ahead.
             let call = queue.queue.flush();
             if queue.dropped > 0 {
@@ -441,6 +443,7 @@ impl Queues for VhostQueues {
                 queue.common.report(fault, "receiveq", faults, port);
             }
         }
+        further
     }
 
     fn start(&mut self, start: RingStart, watch: Watch<'_>) -> Option<u16> {

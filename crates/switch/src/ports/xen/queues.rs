@@ -285,7 +285,7 @@ impl Queues for VifQueues {
 
     /// Publishes the delivered frames to the guest and notifies it if it wants to be.
     #[inline]
-    fn flush(&mut self) {
+    fn flush(&mut self) -> usize {
         for (pair, queue) in self.shared.pairs.iter().zip(&mut self.queues) {
             let Some(queue) = queue else { continue };
             let notify = queue.show();
@@ -309,6 +309,8 @@ impl Queues for VifQueues {
             }
             queue.check();
         }
+        // Each slot is a page, and as much of a frame.
+        0
     }
 
     fn start(&mut self, start: VifStart, watch: Watch<'_>) -> Option<u16> {

@@ -211,6 +211,48 @@ fn h3_a_receiver_that_takes_less_from_now_on_gets_what_was_paid_for() {
     assert_eq!(packets, 8 * 8 * 60_000 / 32, "all of them arrive at last");
 }
 
+/// H3: a receiver that spreads each frame over dozens of buffers had its share of the worker paid by whoever sent to it.
+#[test]
+fn h3_a_receiver_whose_buffers_are_dear_takes_no_more_than_its_share() {
+    let mut ports = Ports::new(1);
+    let [attacker, accomplice, honest, receiver] = [(); 4].map(|()| ports.add(1, Offloads::all(), 0, 1));
+    ports.wires[usize::from(accomplice)].spread(60);
+    let frames = [small(attacker, mac(accomplice)), small(honest, mac(receiver))];
+    let mut passed = [0; 2];
+    while ports.work(honest) < 10 * MILLISECOND {
+        ports.fill(attacker, &frames[0], 512);
+        ports.fill(honest, &frames[1], 512);
+        ports.bed.serve_events(0);
+        ports.bed.round(0);
+        passed[0] += ports.received(accomplice).len();
+        passed[1] += ports.received(receiver).len();
+    }
+    let shares = [attacker, accomplice, honest].map(|port| ports.work(port));
+    assert!(shares.iter().all(|share| *share < 13 * MILLISECOND), "each is a third: {shares:?}");
+    assert!(passed[0] > 1000, "the accomplice has its share, too: {passed:?}");
+    let dropped = ports.drops(accomplice, "dear-buffers");
+    assert!(dropped > 1000, "{dropped} of its frames were dropped");
+    assert_eq!(ports.drops(receiver, "dear-buffers"), 0);
+}
+
+/// A guest of which each frame takes a chain of 19 loses nothing on a worker that has only those to serve who send to it.
+#[test]
+fn h3_dear_buffers_cost_nothing_where_nobody_else_waits() {
+    let mut ports = Ports::new(1);
+    let [sender, receiver] = [(); 2].map(|()| ports.add(1, Offloads::all(), 0, 1));
+    ports.wires[usize::from(receiver)].spread(18);
+    for from in [sender, receiver] {
+        let frame = small(from, mac(sender + receiver - from));
+        for _ in 0..100 {
+            ports.fill(from, &frame, 512);
+            ports.bed.round(0);
+        }
+        ports.bed.run();
+    }
+    assert_eq!(ports.drops(receiver, "dear-buffers"), 0);
+    assert!(ports.received(receiver).len() > 3000);
+}
+
 /// H3: what is put off is delivered, whole and in order, and what is sent after it does not overtake it.
 #[test]
 fn h3_frames_that_are_put_off_arrive_as_they_would_have() {

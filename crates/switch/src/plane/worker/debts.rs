@@ -1,0 +1,83 @@
+//! Receivers whose buffers cost more of the worker than their share.
+//!
+//! A frame is paid for by its sender, who does not choose what it is written to: a guest that posts chains of dozens of small buffers, on as many pages,
+//! makes the delivery of each frame ten times as dear, and with a port of its own that sends to it, it would have most of the worker for the price of
+//! a flood of small frames. So the buffers beside one for each frame are the receiver's [debt](Debts::charge). It is paid like that of a
+//! [sender](super::fair), in every round, and while it is above [`MOST`] the port takes nothing more (`dear-buffers`).
+//!
+//! A debt is forgiven when nobody else had work: a guest without mergeable buffers, of which each frame takes a chain of 19 with Linux, loses nothing
+//! because of it on a worker that has only those to serve who send to it.
+
+use crate::fdb::PortId;
+use crate::plane::port::Port;
+use crate::plane::queues::Queues;
+use crate::plane::worker::fair::Accounts;
+
+/// The debt above which a port takes nothing more, in the unit of [`cost`](crate::plane::cost): a burst of 32 frames in chains of a hundred.
+const MOST: u64 = 50_000;
+
+/// A port that owes.
+#[derive(Clone, Copy, Debug)]
+struct Debt {
+    port: PortId,
+    owed: u64,
+}
+
+/// The debts of one worker's receivers.
+#[derive(Debug, Default)]
+pub(super) struct Debts {
+    debts: Vec<Debt>,
+    /// A port has had work in this round that neither owes nor has sent to one that does.
+    others: bool,
+}
+
+impl Debts {
+    /// Takes note of what a port's buffers have cost.
+    #[cold]
+    pub(super) fn charge<P: Queues>(&mut self, port: &mut Port<P>, cost: u64) {
+        let id = port.handle.id;
+        let owed = match self.debts.iter_mut().find(|debt| debt.port == id) {
+            Some(debt) => {
+                debt.owed += cost;
+                debt.owed
+            }
+            None => {
+                self.debts.push(Debt { port: id, owed: cost });
+                cost
+            }
+        };
+        port.owes = owed > MOST;
+    }
+
+    /// Takes note that a port had work that has cost no receiver anything.
+    #[inline]
+    pub(super) fn note_other(&mut self, port: PortId) {
+        if !self.debts.is_empty() {
+            self.others |= self.debts.iter().all(|debt| debt.port != port);
+        }
+    }
+
+    /// Pays in a new round what ports owe: all of it, if nobody else had work in the last one.
+    #[inline]
+    pub(super) fn pay<P: Queues>(&mut self, ports: &mut [Option<Port<P>>], accounts: &mut Accounts) {
+        if !self.debts.is_empty() {
+            self.pay_all(ports, accounts);
+        }
+    }
+
+    #[cold]
+    fn pay_all<P: Queues>(&mut self, ports: &mut [Option<Port<P>>], accounts: &mut Accounts) {
+        let others = std::mem::take(&mut self.others);
+        self.debts.retain_mut(|Debt { port: id, owed }| {
+            let Some(Some(port)) = ports.get_mut(usize::from(id.0)) else { return false };
+            *owed = if others { owed.saturating_sub(accounts.payment(*id)) } else { 0 };
+            port.owes = *owed > MOST;
+            *owed > 0
+        });
+    }
+
+    /// Forgets a port, whose number another may get.
+    pub(super) fn forget(&mut self, port: PortId) {
+        self.debts.retain(|debt| debt.port != port);
+    }
+}
