@@ -58,6 +58,14 @@ operations! {
         Room { port: u8, buffers: u8 },
         /// The clock goes on by so many seconds.
         Wait { seconds: u8 },
+        /// The clock goes on by so many microseconds.
+        Pause { micros: u16 },
+        /// A receiver takes so many buffers for each frame beside the first.
+        Spread { port: u8, buffers: u8 },
+        /// A receiver takes [other offloads](offloads) from now on.
+        Renegotiate { port: u8, offloads: u8 },
+        /// Other [limits](limit) hold for a port from now on.
+        Limit { port: u8, limits: u8 },
     }
 }
 
@@ -69,16 +77,7 @@ fn port(number: u8, byte: u8) -> (HeapPort, Offloads) {
         2 => Vlans::Access(5),
         _ => Vlans::Trunk { allowed: Some(vec![5, 6]), native: None },
     };
-    let offloads = match byte >> 5 {
-        0 => Offloads::empty(),
-        1 => Offloads::CSUM,
-        2 => Offloads::CSUM | Offloads::TSO4,
-        3 => Offloads::CSUM | Offloads::TSO6,
-        4 => Offloads::CSUM | Offloads::USO,
-        5 => Offloads::CSUM | Offloads::TSO4 | Offloads::TSO6,
-        6 => Offloads::CSUM | Offloads::TSO4 | Offloads::TSO6 | Offloads::ECN | Offloads::USO,
-        _ => Offloads::all(),
-    };
+    let offloads = offloads(byte >> 5);
     let limits = Limits { packets: Some(Rate { per_second: 10, burst: 20 }), bytes: None };
     let rules = Rules {
         vlans,
@@ -89,6 +88,30 @@ fn port(number: u8, byte: u8) -> (HeapPort, Offloads) {
     };
     let pairs = (byte & 8 == 0).then_some(1 + u16::from(number % 2));
     (HeapPort { pairs, offloads, mtu: 1500, rules, first: 0 }, offloads)
+}
+
+/// Returns the set of offloads of this number.
+fn offloads(number: u8) -> Offloads {
+    match number & 7 {
+        0 => Offloads::empty(),
+        1 => Offloads::CSUM,
+        2 => Offloads::CSUM | Offloads::TSO4,
+        3 => Offloads::CSUM | Offloads::TSO6,
+        4 => Offloads::CSUM | Offloads::USO,
+        5 => Offloads::CSUM | Offloads::TSO4 | Offloads::TSO6,
+        6 => Offloads::CSUM | Offloads::TSO4 | Offloads::TSO6 | Offloads::ECN | Offloads::USO,
+        _ => Offloads::all(),
+    }
+}
+
+/// Changes the limits of a port: bit 0 an egress rate that TCP can have, bit 1 one of 50 packets a second, bit 2 storm control, bits 4 to 7 the weight.
+fn limit(rules: &mut Rules, byte: u8) {
+    let fast = Rate { per_second: 1_250_000_000, burst: 128 << 10 };
+    let slow = Rate { per_second: 50, burst: 4 };
+    rules.rate_out =
+        Limits { bytes: (byte & 1 != 0).then_some(fast), packets: (byte & 2 != 0).then_some(slow) };
+    rules.storm = (byte & 4 != 0).then_some(Rate { per_second: 1000, burst: 3000 });
+    rules.weight = 1 + u16::from(byte >> 4);
 }
 
 fn mac(port: u8) -> [u8; 6] {
@@ -117,6 +140,7 @@ struct Run {
     bed: Bed,
     wires: Vec<(Arc<Wire>, Offloads)>,
     bystanders: [Arc<Wire>; 2],
+    rules: Vec<Rules>,
     flows: u16,
     /// Bytes of each flow that each port has received, and those of forged packets, which are not checked.
     received: BTreeMap<(u8, u16), usize>,
@@ -129,11 +153,12 @@ pub fn forward(input: &[u8]) -> Reached {
     let Some((ports, script)) = input.split_at_checked(PORTS.into()) else { return Reached::default() };
     let config = SwitchConfig { mac_table_size: 64, ..SwitchConfig::default() };
     let mut bed = Bed::new(&config, 2);
-    let wires = (0..).zip(ports).map(|(number, byte)| {
+    let (mut wires, mut rules) = (Vec::new(), Vec::new());
+    for (number, byte) in (0..).zip(ports) {
         let (port, offloads) = port(number, *byte);
-        (bed.add(&port).1, offloads)
-    });
-    let wires = wires.collect();
+        wires.push((bed.add(&port).1, offloads));
+        rules.push(port.rules);
+    }
     let bystander = |port: u8| HeapPort {
         rules: Rules { static_macs: vec![(Mac(mac(port)), 0)], ..Rules::default() },
         ..HeapPort::default()
@@ -143,6 +168,7 @@ pub fn forward(input: &[u8]) -> Reached {
         bed,
         wires,
         bystanders,
+        rules,
         flows: 0,
         received: BTreeMap::new(),
         forged: Vec::new(),
@@ -188,6 +214,23 @@ impl Run {
                 (0..wire.queues()).for_each(|queue| wire.set_room(queue, room));
             }
             Step::Wait { seconds } => self.bed.advance(u64::from(seconds) * 1_000_000),
+            Step::Pause { micros } => self.bed.advance(micros.into()),
+            Step::Spread { port, buffers } => {
+                self.wires[usize::from(port % PORTS)].0.spread(buffers.into());
+            }
+            Step::Renegotiate { port, offloads } => {
+                let (port, offloads) = (port % PORTS, self::offloads(offloads));
+                // The kernel behind a tap always takes the same.
+                if self.bed.set_offloads(PortId(port.into()), offloads) {
+                    self.wires[usize::from(port)].1 = offloads;
+                }
+            }
+            Step::Limit { port, limits } => {
+                let port = port % PORTS;
+                let rules = &mut self.rules[usize::from(port)];
+                limit(rules, limits);
+                self.bed.set_rules(PortId(port.into()), rules);
+            }
         }
         self.pass_by();
         self.bed.run();

@@ -58,6 +58,21 @@ pub(super) fn seeds() -> Vec<Seed> {
     let large = [hello(1, TCP), flow(2, 1, TCP | FINISHED, 0, 9000, 0), Step::Wait { seconds: 200 }];
     seed("a-large-frame-passes", OPEN, &large, [2, 4, 9054]);
 
+    let cut = flow(0, 255, TCP, 3, 15_000, 32);
+    let shaped: Vec<_> = hellos(TCP)
+        .chain((1..4).map(|port| Step::Limit { port, limits: 1 }))
+        .chain((1..4).map(|port| Step::Renegotiate { port, offloads: 0 }))
+        .chain([cut, Step::Pause { micros: 300 }, cut, Step::Wait { seconds: 1 }, cut])
+        .chain([Step::Limit { port: 1, limits: 0x42 }, Step::Wait { seconds: 1 }])
+        .collect();
+    seed("frames-that-wait-for-tokens-are-cut-in-turns", OPEN, &shaped, [16, 16_896, 86]);
+
+    let dear: Vec<_> = hellos(TCP)
+        .chain([Step::Spread { port: 2, buffers: 200 }, flow(1, 2, TCP | FINISHED, 7, 60, 0)])
+        .chain((0..8).map(|_| flow(1, 2, TCP | FINISHED, 7, 60, 0)))
+        .collect();
+    seed("a-receiver-whose-buffers-are-dear", OPEN, &dear, [76, 84, 114]);
+
     // The fields are flags, kind of segmentation, length of headers, size of segments; then where the
     // checksum begins and where it is.
     let forged = |first: [u8; 8], last: [u8; 4]| Step::Forge {

@@ -184,11 +184,10 @@ impl Bed {
         self.execute(self.owners.of(id, queue), Command::Start(id, Box::new(queue)));
     }
 
-    /// The receiver behind a port with pairs takes other offloads from now on.
-    pub fn set_offloads(&mut self, id: PortId, offloads: Offloads) {
-        if let Some(Some(shared)) = self.shared.get(usize::from(id.0)) {
-            shared.set_offloads(offloads);
-        }
+    /// The receiver behind a port with pairs takes other offloads from now on. False if the port has no pairs.
+    pub fn set_offloads(&mut self, id: PortId, offloads: Offloads) -> bool {
+        let shared = self.shared.get(usize::from(id.0)).and_then(Option::as_ref);
+        shared.map(|shared| shared.set_offloads(offloads)).is_some()
     }
 
     /// Changes the rules of a port.
