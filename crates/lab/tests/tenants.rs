@@ -59,3 +59,18 @@ fn testpmd_is_attacked_in_the_same_way_or_missing() {
         assert!(row("wait-p99")["values"][0].as_f64().unwrap() > 0.0, "{}", row("wait-p99"));
     }
 }
+
+#[test]
+fn open_vswitch_is_attacked_in_the_same_way_and_asked_for_its_ports_or_missing() {
+    let filter = "attack=(flood-64|h3-segments) figure=(wait-p99|ctl-p99) switch=ovs-dpdk";
+    let result = support::measure(&["tenants", "--runs=1", "--seconds=0.1", "--no-plot", "--filter", filter]);
+    let rows = result["rows"].as_array().unwrap();
+    let row = |start: &str| rows.iter().find(|row| row["name"].as_str().unwrap().starts_with(start)).unwrap();
+    assert!(row("attack=h3-segments ")["missing"]["reason"].is_string());
+    let wait = row("attack=flood-64 figure=wait-p99");
+    if !skipped(wait) {
+        assert!(wait["values"][0].as_f64().unwrap() > 0.0, "{wait}");
+        assert!(wait["extra"]["ctl answers"][0].as_f64().unwrap() >= 1.0, "{wait}");
+        assert_eq!(wait["extra"]["ctl failed"][0].as_f64(), Some(0.0), "{wait}");
+    }
+}

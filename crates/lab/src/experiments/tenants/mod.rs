@@ -22,12 +22,13 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
+use self::attacks::Attack;
 use self::case::{Case, Figure, Who};
 use self::run::{MEGABYTES, Order, Outcome};
 use crate::experiment::{Defaults, Experiment, OptionSpec, Peer, Plan, Row, RowError, Run, Sample, Setup};
-use crate::experiments::network;
 use crate::experiments::peers::huge_pages::HugePages;
 use crate::experiments::shared::shared;
+use crate::experiments::{network, ovs};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Tenants;
@@ -56,6 +57,8 @@ struct Conditions {
     one_segment: bool,
     pinned: bool,
     testpmd: Option<Rc<Path>>,
+    /// Why Open vSwitch cannot be attacked, and the package to install.
+    no_ovs: Option<(String, Option<&'static str>)>,
 }
 
 impl Experiment for Tenants {
@@ -81,12 +84,14 @@ impl Experiment for Tenants {
         if let Some(testpmd) = &conditions.testpmd {
             plan.peers.push(Peer::testpmd(testpmd));
         }
+        plan.peers.extend(ovs::peer());
         plan.rows.extend(Case::all().into_iter().flat_map(|case| rows(case, &conditions)));
         Ok(plan)
     }
 
     fn child(&self, program: &Path, args: &[String]) -> Result<(), RowError> {
         match args {
+            [word] if word == "probe" => network::probe(),
             [word, order] if word == "run" => {
                 let order: Order = serde_json::from_str(order).map_err(RowError::failed)?;
                 network::tell(&run::run(&order, program)?)
@@ -94,7 +99,7 @@ impl Experiment for Tenants {
             [word, order] if word == "attack" => {
                 attacks::run(&serde_json::from_str(order).map_err(RowError::failed)?)
             }
-            _ => Err(RowError::failed("usage: lab child tenants run ORDER | attack ORDER")),
+            _ => Err(RowError::failed("usage: lab child tenants probe | run ORDER | attack ORDER")),
         }
     }
 }
@@ -119,6 +124,11 @@ impl Conditions {
             one_segment: !choice("segment", "own", "one")?,
             pinned: choice("pin", "apart", "off")?,
             testpmd: ringferry_rig::testpmd::find().map(Rc::from),
+            no_ovs: match ovs::find() {
+                None => Some(("needs Open vSwitch with DPDK".into(), Some(ovs::PACKAGES))),
+                // Its bridge is an interface, too.
+                Some(_) => network::forbidden(setup, NAME).map(|why| (why, None)),
+            },
         })
     }
 
@@ -134,6 +144,10 @@ impl Conditions {
             }
             Who::Testpmd if figure == Figure::Control => Some(("testpmd has no control socket".into(), None)),
             Who::Testpmd => None,
+            Who::Ovs => {
+                let cannot = case.attack.and_then(Attack::not_on_ovs).map(|why| (why.to_owned(), None));
+                self.no_ovs.clone().or(cannot)
+            }
         }
     }
 }
@@ -142,7 +156,7 @@ fn notes(conditions: &Conditions) -> Vec<String> {
     vec![
         "wait: from the time a request of an innocent guest was due (open loop, 2000 a second) to its answer; share: what arrives in \
          time of a stream of 1 Gbit/s in frames of 1500 bytes; lost: taken by the switch and never delivered. connect: GET_FEATURES \
-         over a fresh connection to another port; ctl: `ctl show`. A question without an answer counts with the time it has waited."
+         over a fresh connection to another port; ctl: `ctl show`, or `ovs-appctl dpif/show`. A question without an answer counts with the time it has waited."
             .into(),
         format!(
             "rss, vmsize, descriptors: growth of the switch's since before the attack; log: lines a second, without those of the \
@@ -185,6 +199,7 @@ fn measure(
     let folder = crate::experiments::folder()?;
     let pages = match case.who {
         Who::Testpmd => HugePages::reserve(MEGABYTES << 20, run.stop)?,
+        Who::Ovs => HugePages::reserve(ovs::MEGABYTES << 20, run.stop)?,
         Who::Ringferry => None,
     };
     let order = Order {

@@ -4,7 +4,7 @@
 //! ```text
 //!   first processor                                     second processor
 //!   innocent guests a, b -- vhost-user --.
-//!   probes                -- vhost-user, ctl --  the switch: ringferry, testpmd
+//!   probes                -- vhost-user, ctl --  the switch: ringferry, testpmd, Open vSwitch
 //!   attacker (a process)  -- vhost-user --'
 //! ```
 
@@ -13,7 +13,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ringferry_rig::testpmd::{CommandLine, Device, last_words};
 use ringferry_sys::cpu;
@@ -23,14 +23,15 @@ use serde::{Deserialize, Serialize};
 use super::attacks::{self, Place, Report};
 use super::case::{Case, Figure, Who};
 use super::pair::Pair;
-use super::probe::{self, Log, Probe, Usage};
+use super::probe::{self, Control, Log, Probe, Usage};
 use crate::experiment::{RowError, Sample};
-use crate::experiments::network::{Process, logged, ready, words};
+use crate::experiments::network::{self, Process, logged, ready, words};
+use crate::experiments::ovs::{self, Bridge, Kind, Port};
 
 /// testpmd's memory in megabytes.
 pub(super) const MEGABYTES: u64 = 512;
 
-/// How long the attacker may take to begin.
+/// How long the attacker may take to begin, and a switch to have its ports.
 const BEGIN: Duration = Duration::from_secs(20);
 /// Before anything is measured: caches are warm, addresses are learnt.
 const WARM_UP: Duration = Duration::from_millis(50);
@@ -61,8 +62,23 @@ impl Order {
         self.folder.join(format!("{name}.sock"))
     }
 
-    fn control(&self) -> PathBuf {
-        self.folder.join("control.sock")
+    /// The control socket of the switch, if it has one.
+    fn control(&self) -> Option<Control> {
+        match self.case.who {
+            Who::Ringferry => Some(Control::Ringferry(self.folder.join("control.sock"))),
+            Who::Testpmd => None,
+            Who::Ovs => Some(Control::Ovs(ovs::control(&self.folder))),
+        }
+    }
+
+    /// The VLAN of a port, where the innocent and the attacker have their own.
+    fn vlan(&self, port: &str) -> Option<u16> {
+        (!self.one_segment).then(|| VLANS[usize::from(port.starts_with('x'))])
+    }
+
+    /// The processor of a switch that has to know it: any, where the scheduler decides about all others.
+    fn cpu(&self, any: usize) -> usize {
+        self.cpus.map_or(any, |[_, switch]| switch)
     }
 
     /// Names of the ports: the innocent guests', the attacker's, the probe's.
@@ -103,9 +119,11 @@ impl Outcome {
     }
 }
 
-/// The switch at work.
+/// The switch at work. Fields end in this order.
 struct Switch {
     process: Process,
+    /// The database of Open vSwitch.
+    _database: Option<Process>,
     /// The file that has its log.
     log: PathBuf,
 }
@@ -117,9 +135,11 @@ impl Switch {
             // What a thread starts runs where the thread does.
             cpu::pin_current_thread(switch)?;
         }
+        let any = cpus.last().copied().unwrap_or_default();
         let started = match order.case.who {
             Who::Ringferry => ringferry(order, program),
-            Who::Testpmd => testpmd(order, cpus.last().copied().unwrap_or_default()),
+            Who::Testpmd => testpmd(order, any),
+            Who::Ovs => open_vswitch(order, any),
         };
         cpu::restrict_current_thread(&cpus)?;
         started
@@ -140,24 +160,22 @@ impl Switch {
 
 fn ringferry(order: &Order, program: &Path) -> Result<Switch, RowError> {
     let mut arguments = words(&["run", "--workers", &order.workers.to_string(), "--control"]);
-    arguments.push(order.control().into());
+    arguments.push(order.folder.join("control.sock").into());
     for name in order.ports() {
         let mut port = OsString::from("vhost-user:");
         port.push(order.socket(&name));
-        if !order.one_segment {
-            let vlan = VLANS[usize::from(name.starts_with('x'))];
+        if let Some(vlan) = order.vlan(&name) {
             port.push(format!(",vlan={vlan}"));
         }
         arguments.extend([OsString::from("--port"), port]);
     }
     let process = ready(program, &order.folder, "switch", arguments, Spawn::default())?;
-    Ok(Switch { process, log: order.folder.join("switch.log") })
+    Ok(Switch { process, _database: None, log: order.folder.join("switch.log") })
 }
 
 fn testpmd(order: &Order, any: usize) -> Result<Switch, RowError> {
     let program = order.testpmd.as_deref().ok_or_else(|| RowError::failed("testpmd is not installed"))?;
-    let cpu = order.cpus.map_or(any, |[_, switch]| switch);
-    let mut line = CommandLine::new(cpu, MEGABYTES, order.huge_pages).mode("io");
+    let mut line = CommandLine::new(order.cpu(any), MEGABYTES, order.huge_pages).mode("io");
     for name in order.ports() {
         line = line.port(Device::Vhost(&order.socket(&name)), ",tso=1,legacy-ol-flags=1");
     }
@@ -169,7 +187,32 @@ fn testpmd(order: &Order, any: usize) -> Result<Switch, RowError> {
     command.env("RUNTIME_DIRECTORY", &order.folder).stdin(Stdio::piped());
     let process = Process::spawn("testpmd", &mut command, Spawn::default())?;
     // DPDK's log is on standard error, with what testpmd says of its ports.
-    Ok(Switch { process, log: order.folder.join("switch.log") })
+    Ok(Switch { process, _database: None, log: order.folder.join("switch.log") })
+}
+
+fn open_vswitch(order: &Order, any: usize) -> Result<Switch, RowError> {
+    let port =
+        |name: &String| Port { name: format!("{name}.sock"), kind: Kind::Listens, vlan: order.vlan(name) };
+    let ovs = ovs::start(&Bridge {
+        folder: &order.folder,
+        cpu: order.cpu(any),
+        huge_pages: order.huge_pages,
+        tso: false,
+        addresses: None,
+        ports: order.ports().iter().map(port).collect(),
+        new_net: true,
+    })?;
+    let mut switch = Switch { process: ovs.switch, _database: Some(ovs.server), log: ovs.log };
+    // It says nothing when it is ready, and makes its ports one by one.
+    let begin = Instant::now();
+    while !order.ports().iter().all(|name| order.socket(name).exists()) {
+        switch.check()?;
+        if begin.elapsed() >= BEGIN {
+            return Err(RowError::failed("Open vSwitch has not made its ports"));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(switch)
 }
 
 /// The attacker's process.
@@ -232,6 +275,9 @@ impl Attacker {
 
 /// Measures what is ordered.
 pub(super) fn run(order: &Order, program: &Path) -> Result<Outcome, RowError> {
+    if order.case.who == Who::Ovs {
+        network::contain()?;
+    }
     let mut switch = Switch::start(order, program)?;
     if let Some([ends, _]) = order.cpus {
         cpu::pin_current_thread(ends)?;
@@ -245,10 +291,7 @@ fn measure(order: &Order, program: &Path, switch: &mut Switch) -> Result<Outcome
     let [a, b] = ["a", "b"].map(|name| order.socket(name));
     let mut pair = Pair::start([&a, &b], || switch.check())?;
     let connections = Probe::connections(order.socket(probe::PORT))?;
-    let control = match order.case.who {
-        Who::Ringferry => Some(Probe::control(order.control())?),
-        Who::Testpmd => None,
-    };
+    let control = order.control().map(Probe::control).transpose()?;
     pair.run(WARM_UP, || switch.check(), || Ok(()))?;
     let pid = switch.process.id();
     let before = Usage::of(pid)?;
@@ -262,7 +305,7 @@ fn measure(order: &Order, program: &Path, switch: &mut Switch) -> Result<Outcome
     let mut most = Usage::of(pid)?;
     let first = attacker.as_mut().map(Attacker::report).transpose()?.unwrap_or_default();
     let (mut last, mut found, mut lines) = (first, None, 0);
-    let began = std::time::Instant::now();
+    let began = Instant::now();
     let time = Duration::from_secs_f64(order.seconds);
     let window = {
         let most = &mut most;

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use super::attacks::Attack;
 use super::*;
 use crate::experiment::Source;
 
@@ -31,7 +30,7 @@ fn every_attack_is_in_the_plan_and_in_the_documentation() {
         let name = attack.name();
         assert!(section.contains(&format!("`{name}`")), "docs/lab.md does not name the attack {name}");
         for who in Who::ALL {
-            let wanted = who == Who::Ringferry || attack.on_testpmd();
+            let wanted = who != Who::Testpmd || attack.on_testpmd();
             let start = format!("attack={name} figure=share switch={who}");
             assert_eq!(plan.rows.iter().any(|row| row.name() == start), wanted, "{start}");
         }
@@ -42,6 +41,25 @@ fn every_attack_is_in_the_plan_and_in_the_documentation() {
     for option in OPTIONS {
         assert!(section.contains(&format!("`--option {}=", option.name)), "{}", option.name);
     }
+}
+
+#[test]
+fn what_cannot_be_had_of_a_peer_says_why() {
+    let plan = Tenants.plan(&Setup::planning(2, &[])).unwrap();
+    let reason = |start: &str| {
+        let row = plan.rows.iter().find(|row| row.name().starts_with(start)).unwrap();
+        match &row.source {
+            Source::Missing(missing) => missing.reason.clone(),
+            Source::Measured(_) => String::new(),
+        }
+    };
+    // Where it is not installed, or cannot be started, that is why.
+    let why = reason("attack=h3-segments figure=share switch=ovs-dpdk");
+    assert!(
+        ["HOST_TSO4", "needs Open vSwitch", "/nonexistent/"].iter().any(|text| why.contains(text)),
+        "{why}"
+    );
+    assert_ne!(reason("attack=none figure=ctl-p99 switch=testpmd"), "");
 }
 
 #[test]

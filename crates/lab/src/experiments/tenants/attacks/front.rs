@@ -7,6 +7,7 @@
 //! ```
 
 use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
@@ -144,7 +145,13 @@ impl Front {
 
     /// Sends the memory map once more.
     pub(super) fn set_mem_table(&mut self) -> Result<(), RowError> {
-        let memory = [(self.arena.region(), self.arena.fd())];
+        self.set_larger_mem_table(&[])
+    }
+
+    /// Sends the memory map with more regions behind its own.
+    pub(super) fn set_larger_mem_table(&mut self, more: &[(RegionSpec, OwnedFd)]) -> Result<(), RowError> {
+        let mut memory = vec![(self.arena.region(), self.arena.fd())];
+        memory.extend(more.iter().map(|(region, file)| (*region, file.as_fd())));
         self.connection.frontend().set_mem_table(&memory).map_err(RowError::failed)
     }
 

@@ -69,13 +69,17 @@ pub(super) enum Attack {
     Messages,
 }
 
-/// An attack's properties: name, ports, whether it makes sense on testpmd, set-up.
+/// An attack's properties: name, ports, whether it makes sense on testpmd, why it cannot be carried out on Open vSwitch, set-up.
 struct About {
     name: &'static str,
     ports: usize,
     testpmd: bool,
+    not_on_ovs: Option<&'static str>,
     set_up: fn(&Place) -> Result<Step, RowError>,
 }
+
+/// Why there are no frames on Open vSwitch that are to be cut.
+const NO_TSO: &str = "Open vSwitch offers no segmentation (VIRTIO_NET_F_HOST_TSO4) at ports where it listens";
 
 impl Attack {
     pub(super) const ALL: [Attack; 22] = [
@@ -105,10 +109,11 @@ impl Attack {
 
     #[rustfmt::skip]
     fn about(self) -> About {
-        let about = |name, ports, testpmd, set_up| About { name, ports, testpmd, set_up };
+        let about = |name, ports, testpmd, set_up| About { name, ports, testpmd, not_on_ovs: None, set_up };
+        let cut = |about| About { not_on_ovs: Some(NO_TSO), ..about };
         match self {
             Attack::Flood64 => about("flood-64", 2, true, floods::small),
-            Attack::FloodTso => about("flood-tso", 2, true, floods::tso),
+            Attack::FloodTso => cut(about("flood-tso", 2, true, floods::tso)),
             Attack::FloodBroadcast => about("flood-broadcast", 9, false, floods::broadcast),
             Attack::FloodMacs => about("flood-macs", 2, false, floods::macs),
             Attack::Flood16Pairs => about("flood-16-pairs", 2, false, floods::pairs),
@@ -117,9 +122,9 @@ impl Attack {
             Attack::H1BlockingCall => about("h1-blocking-call", 1, true, events::call),
             Attack::H2SparseMemory => about("h2-sparse-memory", 1, true, memory::sparse),
             Attack::PunchedHoles => about("punched-holes", 1, true, memory::holes),
-            Attack::H3Segments => about("h3-segments", 9, false, segments::large),
-            Attack::H3SegmentsPairs => about("h3-segments-16-pairs", 9, false, segments::pairs),
-            Attack::H3SegmentsSmallest => about("h3-segments-smallest", 9, false, segments::smallest),
+            Attack::H3Segments => cut(about("h3-segments", 9, false, segments::large)),
+            Attack::H3SegmentsPairs => cut(about("h3-segments-16-pairs", 9, false, segments::pairs)),
+            Attack::H3SegmentsSmallest => cut(about("h3-segments-smallest", 9, false, segments::smallest)),
             Attack::H4Disable => about("h4-disable", 1, true, rings::disable),
             Attack::H5MemTable => about("h5-mem-table", 1, true, messages::mem_table),
             Attack::M3BrokenRings => about("m3-broken-rings", 1, true, rings::broken),
@@ -144,6 +149,11 @@ impl Attack {
     /// Returns true if it can be carried out on testpmd, which has no addresses, no broadcasts and one queue pair for each port.
     pub(super) fn on_testpmd(self) -> bool {
         self.about().testpmd
+    }
+
+    /// Why it cannot be carried out on Open vSwitch, if so.
+    pub(super) fn not_on_ovs(self) -> Option<&'static str> {
+        self.about().not_on_ovs
     }
 }
 
