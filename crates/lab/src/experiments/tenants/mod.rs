@@ -39,7 +39,10 @@ const NAME: &str = "tenants";
 const PACKAGES: &str = "dpdk-dev librte-net-vhost23";
 
 const OPTIONS: [OptionSpec; 3] = [
-    OptionSpec { name: "workers", help: "worker threads of ringferry, 1 to 16 (default 1)" },
+    OptionSpec {
+        name: "workers",
+        help: "worker threads of ringferry, 1 to 16 (default 1); with more, the ports of the guests and of the attacker are theirs in turn",
+    },
     OptionSpec {
         name: "segment",
         help: "`own` (default): innocent guests and attacker are in VLANs of their own; `one`: in the same, so that floods reach all",
@@ -138,7 +141,11 @@ impl Conditions {
             return Some(("needs two processors, one for the guests and one for the switch".into(), None));
         }
         match case.who {
-            Who::Ringferry => self.setup.without_program().map(|why| (why, None)),
+            Who::Ringferry => {
+                let alone = self.workers == 1 && case.attack.is_some_and(Attack::wants_two_workers);
+                let alone = alone.then(|| "needs two workers: --option workers=2".to_owned());
+                self.setup.without_program().or(alone).map(|why| (why, None))
+            }
             Who::Testpmd if self.testpmd.is_none() => {
                 Some(("needs dpdk-testpmd and its drivers".into(), Some(PACKAGES)))
             }

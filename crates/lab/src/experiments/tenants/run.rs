@@ -161,11 +161,18 @@ impl Switch {
 fn ringferry(order: &Order, program: &Path) -> Result<Switch, RowError> {
     let mut arguments = words(&["run", "--workers", &order.workers.to_string(), "--control"]);
     arguments.push(order.folder.join("control.sock").into());
-    for name in order.ports() {
+    for (at, name) in order.ports().into_iter().enumerate() {
         let mut port = OsString::from("vhost-user:");
         port.push(order.socket(&name));
         if let Some(vlan) = order.vlan(&name) {
             port.push(format!(",vlan={vlan}"));
+        }
+        if let Some(attack) = order.case.attack.filter(|_| name.starts_with('x')) {
+            port.push(attack.keys());
+        }
+        // The two innocent guests have different workers, and so have the attacker's first two ports: all frames are handed off.
+        if order.workers > 1 {
+            port.push(format!(",worker={}", at % usize::from(order.workers)));
         }
         arguments.extend([OsString::from("--port"), port]);
     }

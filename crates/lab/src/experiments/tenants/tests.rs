@@ -60,6 +60,8 @@ fn what_cannot_be_had_of_a_peer_says_why() {
         "{why}"
     );
     assert_ne!(reason("attack=none figure=ctl-p99 switch=testpmd"), "");
+    assert!(reason("attack=m5-other-worker figure=share switch=ringferry").contains("two workers"));
+    assert_eq!(reason("attack=m6-semaphore-kick figure=share switch=ringferry"), "");
 }
 
 #[test]

@@ -25,6 +25,8 @@ use crate::experiment::RowError;
 
 /// Bytes of the virtual header of a device that follows VIRTIO 1.
 pub(super) const HEADER: usize = 12;
+/// Bytes of a page.
+pub(super) const PAGE: usize = 4096;
 /// VIRTQ_DESC_F_NEXT and VIRTQ_DESC_F_WRITE.
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
@@ -188,6 +190,13 @@ impl Front {
         self.receiveqs().try_for_each(|ring| ring.fill(|_| (addr, len), true))
     }
 
+    /// Makes the receiveqs chains of `links` buffers of `len` bytes, each of which has a page of its own from `at` on: so many as there are
+    /// descriptors for, which the slots of the available ring are in turn.
+    pub(super) fn receive_into_chains(&self, at: usize, links: u16, len: u32) -> Result<(), RowError> {
+        let addr = self.buffers + at as u64;
+        self.receiveqs().try_for_each(|ring| ring.scatter(links, addr, len))
+    }
+
     /// Makes every entry of the transmitqs the same frame, which [`Front::write_frame`] put at `at`.
     pub(super) fn send_from(&self, at: usize, len: usize) -> Result<(), RowError> {
         let addr = self.buffers + at as u64;
@@ -257,6 +266,17 @@ impl Ring {
             self.describe(at, addr + u64::from(at) * u64::from(len), len, flags, at + 1)?;
         }
         (0..self.queue.size).try_for_each(|slot| self.head(slot, 0))
+    }
+
+    /// Makes the ring chains of `links` writable buffers of `len` bytes. No two descriptors of a chain are neighbours, and each buffer begins
+    /// a page behind the one before: nothing that is read for a chain is in the cache because of what was read before.
+    fn scatter(&self, links: u16, addr: u64, len: u32) -> Result<(), RowError> {
+        let chains = self.queue.size / links;
+        for at in 0..chains * links {
+            let flags = if at / chains + 1 < links { NEXT | WRITE } else { WRITE };
+            self.describe(at, addr + u64::from(at) * PAGE as u64, len, flags, at.wrapping_add(chains))?;
+        }
+        (0..self.queue.size).try_for_each(|slot| self.head(slot, slot % chains))
     }
 
     fn describe(&self, at: u16, addr: u64, len: u32, flags: u16, next: u16) -> Result<(), RowError> {

@@ -5,8 +5,8 @@
 //! | module | attacks |
 //! |---|---|
 //! | `front` | the attacker's front end: any number of queue pairs, with rings that are written by hand |
-//! | `floods` | more frames than the switch can carry, large, small, to everybody, from any address, for bad receivers |
-//! | `segments` | H3: frames that are many packets, for many |
+//! | `floods` | more frames than the switch can carry, large, small, to everybody, from any address, for bad receivers; M5: to another worker's port |
+//! | `segments` | H3, M4: frames that are many packets, for many |
 //! | `rings` | H4: full rings that are disabled; rings that break |
 //! | `messages` | H5, D1: messages, connections, descriptors that are slow to close |
 //! | `events` | H1, M6: eventfds that block or never fall silent |
@@ -52,6 +52,7 @@ pub(super) enum Attack {
     Flood16Pairs,
     TinyBuffers,
     NoBuffers,
+    DearChains,
     H1BlockingCall,
     H2SparseMemory,
     PunchedHoles,
@@ -62,6 +63,8 @@ pub(super) enum Attack {
     H5MemTable,
     M3BrokenRings,
     M3Malformed,
+    M4Storm,
+    M5OtherWorker,
     M6SemaphoreKick,
     D1LingeringSocket,
     Connections,
@@ -82,7 +85,7 @@ struct About {
 const NO_TSO: &str = "Open vSwitch offers no segmentation (VIRTIO_NET_F_HOST_TSO4) at ports where it listens";
 
 impl Attack {
-    pub(super) const ALL: [Attack; 22] = [
+    pub(super) const ALL: [Attack; 25] = [
         Attack::Flood64,
         Attack::FloodTso,
         Attack::FloodBroadcast,
@@ -90,6 +93,7 @@ impl Attack {
         Attack::Flood16Pairs,
         Attack::TinyBuffers,
         Attack::NoBuffers,
+        Attack::DearChains,
         Attack::H1BlockingCall,
         Attack::H2SparseMemory,
         Attack::PunchedHoles,
@@ -100,6 +104,8 @@ impl Attack {
         Attack::H5MemTable,
         Attack::M3BrokenRings,
         Attack::M3Malformed,
+        Attack::M4Storm,
+        Attack::M5OtherWorker,
         Attack::M6SemaphoreKick,
         Attack::D1LingeringSocket,
         Attack::Connections,
@@ -119,6 +125,7 @@ impl Attack {
             Attack::Flood16Pairs => about("flood-16-pairs", 2, false, floods::pairs),
             Attack::TinyBuffers => about("tiny-buffers", 2, true, floods::tiny_buffers),
             Attack::NoBuffers => about("no-buffers", 2, true, floods::no_buffers),
+            Attack::DearChains => about("dear-chains", 2, true, floods::dear_chains),
             Attack::H1BlockingCall => about("h1-blocking-call", 1, true, events::call),
             Attack::H2SparseMemory => about("h2-sparse-memory", 1, true, memory::sparse),
             Attack::PunchedHoles => about("punched-holes", 1, true, memory::holes),
@@ -129,6 +136,14 @@ impl Attack {
             Attack::H5MemTable => about("h5-mem-table", 1, true, messages::mem_table),
             Attack::M3BrokenRings => about("m3-broken-rings", 1, true, rings::broken),
             Attack::M3Malformed => about("m3-malformed", 1, true, messages::malformed),
+            Attack::M4Storm => About {
+                not_on_ovs: Some("Open vSwitch has no storm control"),
+                ..about("m4-storm", 9, false, segments::large)
+            },
+            Attack::M5OtherWorker => About {
+                not_on_ovs: Some("Open vSwitch has no rings between the threads of its datapath"),
+                ..about("m5-other-worker", 2, false, floods::other_worker)
+            },
             Attack::M6SemaphoreKick => about("m6-semaphore-kick", 1, true, events::kick),
             Attack::D1LingeringSocket => about("d1-lingering-socket", 1, true, messages::lingering),
             Attack::Connections => about("connections", 1, true, messages::connections),
@@ -149,6 +164,20 @@ impl Attack {
     /// Returns true if it can be carried out on testpmd, which has no addresses, no broadcasts and one queue pair for each port.
     pub(super) fn on_testpmd(self) -> bool {
         self.about().testpmd
+    }
+
+    /// Keys of the attacker's ports on ringferry, each behind a comma.
+    pub(super) fn keys(self) -> &'static str {
+        match self {
+            // Five such frames a second, or, were each counted as one packet, as many as go in.
+            Attack::M4Storm => ",storm=10kpps",
+            _ => "",
+        }
+    }
+
+    /// Returns true if it is about what workers have between them.
+    pub(super) fn wants_two_workers(self) -> bool {
+        self == Attack::M5OtherWorker
     }
 
     /// Why it cannot be carried out on Open vSwitch, if so.
