@@ -119,7 +119,7 @@ pub(super) enum Control {
 
 impl Control {
     /// Asks once, over a fresh connection, for all ports and what they have counted: `ctl show`, and `dpif/show`. Returns whether that was answered.
-    fn ask(&self) -> std::io::Result<bool> {
+    pub(super) fn ask(&self) -> std::io::Result<bool> {
         let (socket, question): (_, &[u8]) = match self {
             Control::Ringferry(socket) => (socket, b"{\"command\":\"show\"}\n"),
             Control::Ovs(socket) => (socket, br#"{"id":0,"method":"dpif/show","params":[]}"#),

@@ -100,6 +100,14 @@ impl Order {
     }
 }
 
+impl Order {
+    /// Says whether a switch whose attacker is gone still carries frames and answers its control socket.
+    fn outlasted(&self, pair: &mut Pair, switch: &mut Switch) -> bool {
+        let answers = self.control().is_none_or(|control| control.ask().is_ok_and(|good| good));
+        answers && pair.reach(|| switch.check()).is_ok()
+    }
+}
+
 /// The figures that the process tells as [`Figure::ALL`], with others beside them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Outcome {
@@ -231,7 +239,7 @@ struct Attacker {
 }
 
 impl Attacker {
-    /// Starts it and waits until the attack has begun.
+    /// Starts it and waits until it has done something, or was thrown out.
     fn start(order: &attacks::Order, program: &Path, folder: &Path) -> Result<Self, RowError> {
         let order = serde_json::to_string(order).map_err(RowError::failed)?;
         let (reader, writer) = std::io::pipe()?;
@@ -253,11 +261,14 @@ impl Attacker {
         })?;
         let mut attacker =
             Self { _process: process, reports, log: folder.join("attacker.log"), last: Report::default() };
-        match attacker.reports.recv_timeout(BEGIN) {
-            Ok(report) => attacker.last = report,
-            Err(RecvTimeoutError::Disconnected) => return Err(attacker.failure("could not begin")),
-            Err(RecvTimeoutError::Timeout) => {
-                return Err(attacker.failure(&format!("has not begun within {BEGIN:?}")));
+        let deadline = Instant::now() + BEGIN;
+        while attacker.last.operations + attacker.last.refused == 0 {
+            match attacker.reports.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(report) => attacker.last = report,
+                Err(RecvTimeoutError::Disconnected) => return Err(attacker.failure("could not begin")),
+                Err(RecvTimeoutError::Timeout) => {
+                    return Err(attacker.failure(&format!("has not begun within {BEGIN:?}")));
+                }
             }
         }
         Ok(attacker)
@@ -337,6 +348,7 @@ fn measure(order: &Order, program: &Path, switch: &mut Switch) -> Result<Outcome
         )?
     };
     switch.check()?;
+    let answers = order.outlasted(&mut pair, switch);
     let (connected, controlled, elapsed) = found.ok_or_else(|| RowError::failed("nothing was measured"))?;
     let micros = |nanos: u64| nanos as f64 / 1000.0;
     let values = Figure::ALL.map(|figure| match figure {
@@ -352,6 +364,7 @@ fn measure(order: &Order, program: &Path, switch: &mut Switch) -> Result<Outcome
         Figure::Log => lines as f64 / elapsed.as_secs_f64(),
     });
     let mut extra = vec![
+        ("answers afterwards".to_owned(), f64::from(u8::from(answers))),
         ("wait p50 µs".to_owned(), micros(window.wait.value_at_percentile(50.0))),
         ("unanswered".to_owned(), window.unanswered as f64),
         ("guests away, max µs".to_owned(), window.away.as_secs_f64() * 1e6),
@@ -368,6 +381,8 @@ fn measure(order: &Order, program: &Path, switch: &mut Switch) -> Result<Outcome
         let rate = (last.operations - first.operations) as f64 / elapsed.as_secs_f64();
         extra.push(("attack operations/s".to_owned(), rate));
         extra.push(("attack refused".to_owned(), (last.refused - first.refused) as f64));
+        // Since it began, which is before anything was measured: a switch may see to it that one is all.
+        extra.push(("attack operations".to_owned(), last.operations as f64));
     }
     Ok(Outcome { values: values.to_vec(), extra })
 }

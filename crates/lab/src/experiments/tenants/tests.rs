@@ -44,6 +44,16 @@ fn every_attack_is_in_the_plan_and_in_the_documentation() {
 }
 
 #[test]
+fn an_attack_is_ordered_by_its_name() {
+    for attack in Attack::ALL {
+        let text = serde_json::to_string(&attack).unwrap();
+        assert_eq!(text, format!("\"{}\"", attack.name()));
+        assert_eq!(serde_json::from_str::<Attack>(&text).unwrap(), attack);
+    }
+    assert!(serde_json::from_str::<Attack>("\"flood\"").is_err());
+}
+
+#[test]
 fn what_cannot_be_had_of_a_peer_says_why() {
     let plan = Tenants.plan(&Setup::planning(2, &[])).unwrap();
     let reason = |start: &str| {

@@ -44,6 +44,7 @@ const NICE: i32 = 15;
 
 /// An attack, by the name of its row and, where it has one, the number of the finding that it is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub(super) enum Attack {
     Flood64,
     FloodTso,
@@ -186,6 +187,23 @@ impl Attack {
     }
 }
 
+impl From<Attack> for String {
+    fn from(attack: Attack) -> String {
+        attack.name().into()
+    }
+}
+
+impl TryFrom<String> for Attack {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        Attack::ALL
+            .into_iter()
+            .find(|attack| attack.name() == name)
+            .ok_or_else(|| format!("no attack {name}"))
+    }
+}
+
 /// The attacker's ports.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Place {
@@ -225,21 +243,26 @@ pub(super) fn run(order: &Order) -> Result<(), RowError> {
             Some(attack) => attack(),
             None => set_up(&order.place).map(|attack| {
                 step = Some(attack);
-                1
+                0
             }),
         };
+        let thrown_out = done.is_err();
+        let begins = report.operations == 0 && done.as_ref().is_ok_and(|operations| *operations > 0);
         match done {
             Ok(operations) => report.operations += operations,
             Err(_) => {
                 report.refused += 1;
                 step = None;
-                std::thread::sleep(AGAIN);
             }
         }
-        if told.is_none_or(|told| told.elapsed() >= REPORT) {
+        // Told also when it has begun, and when it was thrown out: a switch may let it wait for a minute before it begins anew.
+        if begins || thrown_out || told.is_none_or(|told| told.elapsed() >= REPORT) {
             told = Some(Instant::now());
             writeln!(out, "{}", serde_json::to_string(&report).map_err(RowError::failed)?)?;
             out.flush()?;
+        }
+        if thrown_out {
+            std::thread::sleep(AGAIN);
         }
     }
 }
