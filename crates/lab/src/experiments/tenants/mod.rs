@@ -81,6 +81,11 @@ impl Experiment for Tenants {
         Defaults { runs: 6, seconds: 2.0, set_up: 1.0 }
     }
 
+    /// Waits are of tens to thousands of microseconds, and a block of four rows, each twice, takes so long that a processor is moved in most of them.
+    fn goes_with_distance(&self) -> bool {
+        false
+    }
+
     fn plan(&self, setup: &Setup) -> Result<Plan, RowError> {
         let conditions = Rc::new(Conditions::new(setup)?);
         let mut plan = Plan { notes: notes(&conditions), ..Plan::default() };
