@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use self::attacks::Attack;
 use self::case::{Case, Figure, Who};
-use self::run::{MEGABYTES, Order, Outcome};
+use self::run::{MEGABYTES, Order, Outcome, Processors};
 use crate::experiment::{Defaults, Experiment, OptionSpec, Peer, Plan, Row, RowError, Run, Sample, Setup};
 use crate::experiments::peers::huge_pages::HugePages;
 use crate::experiments::shared::shared;
@@ -205,7 +205,10 @@ fn measure(
     conditions: &Conditions,
     run: &Run<'_>,
 ) -> Result<[Sample; Figure::ALL.len()], RowError> {
-    let (Some(ends), Some(switch)) = (run.cpu(0), run.cpu(1)) else {
+    // A peer has one thread for what it carries.
+    let workers = if case.who == Who::Ringferry { usize::from(conditions.workers) } else { 1 };
+    let switch: Vec<usize> = (1..=workers).filter_map(|at| run.cpu(at)).collect();
+    let (Some(ends), false) = (run.cpu(0), switch.is_empty()) else {
         return Err(RowError::failed("needs two processors, one for the guests and one for the switch"));
     };
     let folder = crate::experiments::folder()?;
@@ -217,7 +220,7 @@ fn measure(
     let order = Order {
         case: *case,
         folder: folder.path().to_owned(),
-        cpus: conditions.pinned.then_some([ends, switch]),
+        cpus: conditions.pinned.then_some(Processors { ends, switch }),
         workers: conditions.workers,
         one_segment: conditions.one_segment,
         seconds: run.seconds.as_secs_f64(),

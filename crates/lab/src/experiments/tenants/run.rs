@@ -39,14 +39,22 @@ const WARM_UP: Duration = Duration::from_millis(50);
 /// VLANs of the innocent guests and of the attacker, where they are apart.
 const VLANS: [u16; 2] = [10, 20];
 
+/// The processors of a run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Processors {
+    pub ends: usize,
+    /// Those of the switch: as many as it has workers, or all that there are beside the first.
+    pub switch: Vec<usize>,
+}
+
 /// The order of the process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Order {
     pub case: Case,
     /// Where the run's files are.
     pub folder: PathBuf,
-    /// The processor of the ends, and that of the switch; `None` leaves it to the scheduler.
-    pub cpus: Option<[usize; 2]>,
+    /// `None` leaves all of it to the scheduler.
+    pub cpus: Option<Processors>,
     /// Number of ringferry's workers.
     pub workers: u16,
     /// Innocent guests and attacker are in one VLAN.
@@ -78,7 +86,7 @@ impl Order {
 
     /// The processor of a switch that has to know it: any, where the scheduler decides about all others.
     fn cpu(&self, any: usize) -> usize {
-        self.cpus.map_or(any, |[_, switch]| switch)
+        self.cpus.as_ref().and_then(|cpus| cpus.switch.first().copied()).unwrap_or(any)
     }
 
     /// Names of the ports: the innocent guests', the attacker's, the probe's.
@@ -139,9 +147,9 @@ struct Switch {
 impl Switch {
     fn start(order: &Order, program: &Path) -> Result<Self, RowError> {
         let cpus = cpu::allowed()?;
-        if let Some([_, switch]) = order.cpus {
+        if let Some(Processors { switch, .. }) = &order.cpus {
             // What a thread starts runs where the thread does.
-            cpu::pin_current_thread(switch)?;
+            cpu::restrict_current_thread(switch)?;
         }
         let any = cpus.last().copied().unwrap_or_default();
         let started = match order.case.who {
@@ -299,7 +307,7 @@ pub(super) fn run(order: &Order, program: &Path) -> Result<Outcome, RowError> {
         network::contain()?;
     }
     let mut switch = Switch::start(order, program)?;
-    if let Some([ends, _]) = order.cpus {
+    if let Some(Processors { ends, .. }) = order.cpus {
         cpu::pin_current_thread(ends)?;
     }
     let measured = measure(order, program, &mut switch);
