@@ -45,6 +45,12 @@ pub trait Experiment {
         Defaults::default()
     }
 
+    /// Says whether what it measures goes with the distance of the processors (see [`crate::probe`]). If not it is not probed, and no block of
+    /// it is rejected because a processor was moved.
+    fn goes_with_distance(&self) -> bool {
+        true
+    }
+
     /// The rows, in the order they are listed. Looks for peers and checks options; measures nothing.
     ///
     /// # Errors

@@ -99,18 +99,26 @@ impl Watch for Blind {
 pub struct Machine {
     /// The processors that samples are pinned to, the most important first.
     cpus: Vec<usize>,
+    /// The first two are probed.
+    probed: bool,
 }
 
 impl Machine {
     /// Watches these processors, the first two of which are probed.
     pub fn new(cpus: &[usize]) -> Self {
-        Self { cpus: cpus.to_vec() }
+        Self { cpus: cpus.to_vec(), probed: true }
+    }
+
+    /// Does not probe their distance, and watches for stolen time only.
+    pub fn at_any_distance(self) -> Self {
+        Self { probed: false, ..self }
     }
 }
 
 impl Watch for Machine {
     fn round_trip(&mut self) -> Option<f64> {
-        ping_pong([*self.cpus.first()?, *self.cpus.get(1)?])
+        let [here, there] = [*self.cpus.first()?, *self.cpus.get(1)?];
+        self.probed.then(|| ping_pong([here, there])).flatten()
     }
 
     fn stolen(&mut self) -> (f64, f64) {
@@ -279,6 +287,15 @@ mod tests {
         let mut vigil = Vigil::begin(&mut blind);
         assert_eq!(vigil.probe(&mut blind), Ok(()));
         assert_eq!(vigil.end(&mut blind), Ok(None));
+    }
+
+    #[test]
+    fn a_machine_is_not_probed_where_the_distance_does_not_matter() {
+        let mut machine = Machine::new(&cpu::allowed().unwrap()).at_any_distance();
+        let mut vigil = Vigil::begin(&mut machine);
+        assert_eq!(vigil.probe(&mut machine), Ok(()));
+        assert!(vigil.probes.is_empty());
+        assert!(machine.stolen().1 > 0.0);
     }
 
     #[test]

@@ -132,7 +132,11 @@ pub fn measure(request: &Request, stop: &Stop, out: &mut impl Write) -> Result<R
             out,
         );
     }
-    let mut machine = probe::Machine::new(&settings(experiment.as_ref(), request)?.cpus);
+    let cpus = settings(experiment.as_ref(), request)?.cpus;
+    let mut machine = probe::Machine::new(&cpus);
+    if !experiment.goes_with_distance() {
+        machine = machine.at_any_distance();
+    }
     measure_with(experiment.as_ref(), request, &mut machine, &mut Progress::stderr(), stop, out)
 }
 

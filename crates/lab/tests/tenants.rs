@@ -59,3 +59,57 @@ fn testpmd_is_attacked_in_the_same_way_or_missing() {
         assert!(row("wait-p99")["values"][0].as_f64().unwrap() > 0.0, "{}", row("wait-p99"));
     }
 }
+
+#[test]
+fn open_vswitch_is_attacked_in_the_same_way_and_asked_for_its_ports_or_missing() {
+    let filter = "attack=(flood-64|h3-segments) figure=(wait-p99|ctl-p99) switch=ovs-dpdk";
+    let result = support::measure(&["tenants", "--runs=1", "--seconds=0.1", "--no-plot", "--filter", filter]);
+    let rows = result["rows"].as_array().unwrap();
+    let row = |start: &str| rows.iter().find(|row| row["name"].as_str().unwrap().starts_with(start)).unwrap();
+    assert!(row("attack=h3-segments ")["missing"]["reason"].is_string());
+    let wait = row("attack=flood-64 figure=wait-p99");
+    if !skipped(wait) {
+        assert!(wait["values"][0].as_f64().unwrap() > 0.0, "{wait}");
+        assert!(wait["extra"]["ctl answers"][0].as_f64().unwrap() >= 1.0, "{wait}");
+        assert_eq!(wait["extra"]["ctl failed"][0].as_f64(), Some(0.0), "{wait}");
+    }
+}
+
+/// Runs every attack for a moment. Nothing is said of how much the innocent guests suffer.
+#[test]
+fn every_attack_does_something_and_the_switch_answers_afterwards() {
+    let output = support::lab(&["list", "tenants"]).output().unwrap();
+    let list = String::from_utf8(output.stdout).unwrap();
+    let rows = list.lines().filter_map(|line| line.trim().strip_prefix("attack="));
+    let attacks: Vec<&str> = rows
+        .filter_map(|row| row.split_once(" figure=wait-p99 switch=ringferry"))
+        .map(|(name, _)| name)
+        .collect();
+    assert!(attacks.len() > 20 && attacks.contains(&"m5-other-worker"), "{list}");
+    for attack in attacks.into_iter().filter(|attack| *attack != "none") {
+        let folder = tempfile::tempdir().unwrap();
+        let order = serde_json::json!({
+            "case": { "attack": attack, "who": "Ringferry" },
+            "folder": folder.path(),
+            "cpus": null,
+            // With one there is no ring between two.
+            "workers": 2,
+            "one_segment": false,
+            "seconds": 0.05,
+            "huge_pages": false,
+            "testpmd": null,
+        });
+        let mut run = support::lab(&["child", "--program"]);
+        let output =
+            run.arg(support::program()).args(["tenants", "run", &order.to_string()]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{attack}: {said}");
+        let outcome: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let extra = |name: &str| {
+            let found = outcome["extra"].as_array().unwrap().iter().find(|extra| extra[0] == name);
+            found.and_then(|extra| extra[1].as_f64()).unwrap_or_else(|| panic!("no {name}: {outcome}"))
+        };
+        assert!(extra("attack operations") > 0.0, "{attack}: {outcome}");
+        assert_eq!(extra("answers afterwards"), 1.0, "{attack}: {outcome}");
+    }
+}

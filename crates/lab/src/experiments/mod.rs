@@ -6,6 +6,7 @@ pub mod grants;
 mod lookups;
 mod network;
 pub mod offloads;
+mod ovs;
 pub mod peers;
 pub mod queues;
 pub mod ring;

@@ -33,12 +33,12 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use self::case::{Case, Figure, Ring, Who};
-use self::contest::{Order, ovs, testpmd};
+use self::contest::{Order, testpmd};
 use self::run::Outcome;
 use crate::experiment::{Defaults, Experiment, OptionSpec, Peer, Plan, Row, RowError, Run, Sample, Setup};
-use crate::experiments::network;
 use crate::experiments::peers::huge_pages::HugePages;
 use crate::experiments::shared::shared;
+use crate::experiments::{network, ovs};
 use crate::frames::ways::Frames;
 
 #[derive(Clone, Copy, Debug)]
@@ -129,9 +129,7 @@ impl Experiment for Switch {
         if let Some(testpmd) = &conditions.testpmd {
             plan.peers.push(Peer::testpmd(testpmd));
         }
-        if let Some(ovs) = ovs::find() {
-            plan.peers.push(Peer { name: "Open vSwitch".into(), version: ovs::version(&ovs) });
-        }
+        plan.peers.extend(ovs::peer());
         plan.rows.extend(Case::matrix(all).into_iter().flat_map(|case| rows(case, &conditions)));
         Ok(plan)
     }

@@ -15,10 +15,12 @@ pub(super) enum Who {
     Ringferry,
     /// testpmd in mode `io`: it forwards between the ports of each pair and knows no addresses.
     Testpmd,
+    /// Open vSwitch with DPDK, which learns addresses, and knows VLANs.
+    Ovs,
 }
 
 impl Who {
-    pub(super) const ALL: [Who; 2] = [Who::Ringferry, Who::Testpmd];
+    pub(super) const ALL: [Who; 3] = [Who::Ringferry, Who::Testpmd, Who::Ovs];
 }
 
 impl fmt::Display for Who {
@@ -26,6 +28,7 @@ impl fmt::Display for Who {
         f.write_str(match self {
             Who::Ringferry => "ringferry",
             Who::Testpmd => "testpmd",
+            Who::Ovs => "ovs-dpdk",
         })
     }
 }
@@ -43,7 +46,7 @@ pub(super) enum Figure {
     Lost,
     /// 99 of 100 fresh vhost-user connections to another port have the answer to GET_FEATURES within this time.
     Connect,
-    /// The same of `ctl show`.
+    /// The same of `ctl show`, or of `ovs-appctl dpif/show`.
     Control,
     /// Growth of the switch's resident memory.
     Resident,
@@ -136,9 +139,7 @@ impl Case {
     pub(super) fn all() -> Vec<Case> {
         let attacks = std::iter::once(None).chain(Attack::ALL.map(Some));
         let cases = attacks.flat_map(|attack| Who::ALL.map(|who| Case { attack, who }));
-        cases
-            .filter(|case| case.who == Who::Ringferry || case.attack.is_none_or(Attack::on_testpmd))
-            .collect()
+        cases.filter(|case| case.who != Who::Testpmd || case.attack.is_none_or(Attack::on_testpmd)).collect()
     }
 
     pub(super) fn labels(&self, figure: Figure) -> Labels {

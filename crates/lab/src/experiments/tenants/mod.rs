@@ -22,12 +22,13 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
+use self::attacks::Attack;
 use self::case::{Case, Figure, Who};
-use self::run::{MEGABYTES, Order, Outcome};
+use self::run::{MEGABYTES, Order, Outcome, Processors};
 use crate::experiment::{Defaults, Experiment, OptionSpec, Peer, Plan, Row, RowError, Run, Sample, Setup};
-use crate::experiments::network;
 use crate::experiments::peers::huge_pages::HugePages;
 use crate::experiments::shared::shared;
+use crate::experiments::{network, ovs};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Tenants;
@@ -38,7 +39,10 @@ const NAME: &str = "tenants";
 const PACKAGES: &str = "dpdk-dev librte-net-vhost23";
 
 const OPTIONS: [OptionSpec; 3] = [
-    OptionSpec { name: "workers", help: "worker threads of ringferry, 1 to 16 (default 1)" },
+    OptionSpec {
+        name: "workers",
+        help: "worker threads of ringferry, 1 to 16 (default 1); with more, the ports of the guests and of the attacker are theirs in turn",
+    },
     OptionSpec {
         name: "segment",
         help: "`own` (default): innocent guests and attacker are in VLANs of their own; `one`: in the same, so that floods reach all",
@@ -56,6 +60,8 @@ struct Conditions {
     one_segment: bool,
     pinned: bool,
     testpmd: Option<Rc<Path>>,
+    /// Why Open vSwitch cannot be attacked, and the package to install.
+    no_ovs: Option<(String, Option<&'static str>)>,
 }
 
 impl Experiment for Tenants {
@@ -75,18 +81,25 @@ impl Experiment for Tenants {
         Defaults { runs: 6, seconds: 2.0, set_up: 1.0 }
     }
 
+    /// Waits are of tens to thousands of microseconds, and a block of four rows, each twice, takes so long that a processor is moved in most of them.
+    fn goes_with_distance(&self) -> bool {
+        false
+    }
+
     fn plan(&self, setup: &Setup) -> Result<Plan, RowError> {
         let conditions = Rc::new(Conditions::new(setup)?);
         let mut plan = Plan { notes: notes(&conditions), ..Plan::default() };
         if let Some(testpmd) = &conditions.testpmd {
             plan.peers.push(Peer::testpmd(testpmd));
         }
+        plan.peers.extend(ovs::peer());
         plan.rows.extend(Case::all().into_iter().flat_map(|case| rows(case, &conditions)));
         Ok(plan)
     }
 
     fn child(&self, program: &Path, args: &[String]) -> Result<(), RowError> {
         match args {
+            [word] if word == "probe" => network::probe(),
             [word, order] if word == "run" => {
                 let order: Order = serde_json::from_str(order).map_err(RowError::failed)?;
                 network::tell(&run::run(&order, program)?)
@@ -94,7 +107,7 @@ impl Experiment for Tenants {
             [word, order] if word == "attack" => {
                 attacks::run(&serde_json::from_str(order).map_err(RowError::failed)?)
             }
-            _ => Err(RowError::failed("usage: lab child tenants run ORDER | attack ORDER")),
+            _ => Err(RowError::failed("usage: lab child tenants probe | run ORDER | attack ORDER")),
         }
     }
 }
@@ -119,6 +132,11 @@ impl Conditions {
             one_segment: !choice("segment", "own", "one")?,
             pinned: choice("pin", "apart", "off")?,
             testpmd: ringferry_rig::testpmd::find().map(Rc::from),
+            no_ovs: match ovs::find() {
+                None => Some(("needs Open vSwitch with DPDK".into(), Some(ovs::PACKAGES))),
+                // Its bridge is an interface, too.
+                Some(_) => network::forbidden(setup, NAME).map(|why| (why, None)),
+            },
         })
     }
 
@@ -128,12 +146,20 @@ impl Conditions {
             return Some(("needs two processors, one for the guests and one for the switch".into(), None));
         }
         match case.who {
-            Who::Ringferry => self.setup.without_program().map(|why| (why, None)),
+            Who::Ringferry => {
+                let alone = self.workers == 1 && case.attack.is_some_and(Attack::wants_two_workers);
+                let alone = alone.then(|| "needs two workers: --option workers=2".to_owned());
+                self.setup.without_program().or(alone).map(|why| (why, None))
+            }
             Who::Testpmd if self.testpmd.is_none() => {
                 Some(("needs dpdk-testpmd and its drivers".into(), Some(PACKAGES)))
             }
             Who::Testpmd if figure == Figure::Control => Some(("testpmd has no control socket".into(), None)),
             Who::Testpmd => None,
+            Who::Ovs => {
+                let cannot = case.attack.and_then(Attack::not_on_ovs).map(|why| (why.to_owned(), None));
+                self.no_ovs.clone().or(cannot)
+            }
         }
     }
 }
@@ -142,7 +168,7 @@ fn notes(conditions: &Conditions) -> Vec<String> {
     vec![
         "wait: from the time a request of an innocent guest was due (open loop, 2000 a second) to its answer; share: what arrives in \
          time of a stream of 1 Gbit/s in frames of 1500 bytes; lost: taken by the switch and never delivered. connect: GET_FEATURES \
-         over a fresh connection to another port; ctl: `ctl show`. A question without an answer counts with the time it has waited."
+         over a fresh connection to another port; ctl: `ctl show`, or `ovs-appctl dpif/show`. A question without an answer counts with the time it has waited."
             .into(),
         format!(
             "rss, vmsize, descriptors: growth of the switch's since before the attack; log: lines a second, without those of the \
@@ -179,18 +205,22 @@ fn measure(
     conditions: &Conditions,
     run: &Run<'_>,
 ) -> Result<[Sample; Figure::ALL.len()], RowError> {
-    let (Some(ends), Some(switch)) = (run.cpu(0), run.cpu(1)) else {
+    // A peer has one thread for what it carries.
+    let workers = if case.who == Who::Ringferry { usize::from(conditions.workers) } else { 1 };
+    let switch: Vec<usize> = (1..=workers).filter_map(|at| run.cpu(at)).collect();
+    let (Some(ends), false) = (run.cpu(0), switch.is_empty()) else {
         return Err(RowError::failed("needs two processors, one for the guests and one for the switch"));
     };
     let folder = crate::experiments::folder()?;
     let pages = match case.who {
         Who::Testpmd => HugePages::reserve(MEGABYTES << 20, run.stop)?,
+        Who::Ovs => HugePages::reserve(ovs::MEGABYTES << 20, run.stop)?,
         Who::Ringferry => None,
     };
     let order = Order {
         case: *case,
         folder: folder.path().to_owned(),
-        cpus: conditions.pinned.then_some([ends, switch]),
+        cpus: conditions.pinned.then_some(Processors { ends, switch }),
         workers: conditions.workers,
         one_segment: conditions.one_segment,
         seconds: run.seconds.as_secs_f64(),

@@ -97,23 +97,34 @@ impl Pair {
         let (begin, waiting) = (Instant::now(), BTreeMap::new());
         let mut pair =
             Self { guests, stream, begin, sent: 0, received: 0, waiting, asked: 0, owed: Vec::new(), wait };
+        pair.reach(&mut alive)?;
+        Ok(pair)
+    }
+
+    /// Asks until a request is answered. Forgets all waits so far.
+    ///
+    /// # Errors
+    /// None was within [`FIRST`]; those of `alive`.
+    pub(super) fn reach(&mut self, mut alive: impl FnMut() -> Result<(), RowError>) -> Result<(), RowError> {
+        self.wait.reset();
+        self.waiting.clear();
+        let begin = Instant::now();
         let mut next = Duration::ZERO;
-        while pair.wait.is_empty() {
-            if pair.begin.elapsed() >= FIRST {
+        while self.wait.is_empty() {
+            if begin.elapsed() >= FIRST {
                 return Err(RowError::failed("the switch carries no frames between the innocent guests"));
             }
-            if pair.begin.elapsed() >= next {
+            if begin.elapsed() >= next {
                 // A port may not yet be up: the first may be lost.
-                next = pair.begin.elapsed() + Duration::from_millis(50);
-                let due = pair.now();
-                pair.ask(due)?;
+                next = begin.elapsed() + Duration::from_millis(50);
+                self.ask(self.now())?;
             }
-            pair.receive()?;
+            self.receive()?;
             alive()?;
             std::thread::sleep(NAP);
         }
-        pair.waiting.clear();
-        Ok(pair)
+        self.waiting.clear();
+        Ok(())
     }
 
     fn now(&self) -> u64 {

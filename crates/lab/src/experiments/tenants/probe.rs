@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use ringferry_sys::socket::Stream;
 use ringferry_vhost_user::Frontend;
+use serde_json::Value;
 
 use super::pair::waits;
 use crate::experiment::RowError;
@@ -80,9 +81,9 @@ impl Probe {
         Self::start(ask)
     }
 
-    /// Asks `ctl show` again and again.
-    pub(super) fn control(socket: PathBuf) -> Result<Self, RowError> {
-        Self::start(move || show(&socket).is_ok_and(|answer| answer.starts_with(b"{\"ok\"")))
+    /// Asks a switch for its ports, again and again.
+    pub(super) fn control(control: Control) -> Result<Self, RowError> {
+        Self::start(move || control.ask().is_ok_and(|good| good))
     }
 
     /// Forgets what was so far.
@@ -108,20 +109,42 @@ impl Probe {
     }
 }
 
-/// The answer of a switch to `ctl show`, a line of JSON.
-fn show(socket: &Path) -> std::io::Result<Vec<u8>> {
-    let stream = Stream::connect(socket)?;
-    stream.set_timeout(Some(PATIENCE))?;
-    stream.send(b"{\"command\":\"show\"}\n", &[])?;
-    let (mut answer, mut piece) = (Vec::new(), vec![0; 64 * 1024]);
-    while answer.last() != Some(&b'\n') {
-        let bytes = stream.recv(&mut piece, &mut Vec::new())?.bytes;
-        if bytes == 0 {
-            break;
+/// The control socket of a switch.
+#[derive(Clone, Debug)]
+pub(super) enum Control {
+    Ringferry(PathBuf),
+    /// What `ovs-appctl` speaks: JSON-RPC, without anything between its messages.
+    Ovs(PathBuf),
+}
+
+impl Control {
+    /// Asks once, over a fresh connection, for all ports and what they have counted: `ctl show`, and `dpif/show`. Returns whether that was answered.
+    pub(super) fn ask(&self) -> std::io::Result<bool> {
+        let (socket, question): (_, &[u8]) = match self {
+            Control::Ringferry(socket) => (socket, b"{\"command\":\"show\"}\n"),
+            Control::Ovs(socket) => (socket, br#"{"id":0,"method":"dpif/show","params":[]}"#),
+        };
+        let stream = Stream::connect(socket)?;
+        stream.set_timeout(Some(PATIENCE))?;
+        stream.send(question, &[])?;
+        let (mut answer, mut piece) = (Vec::new(), vec![0; 64 * 1024]);
+        loop {
+            let bytes = stream.recv(&mut piece, &mut Vec::new())?.bytes;
+            answer.extend_from_slice(&piece[..bytes]);
+            match self {
+                Control::Ringferry(_) if answer.ends_with(b"\n") => return Ok(answer.starts_with(b"{\"ok\"")),
+                Control::Ovs(_) => {
+                    if let Ok(answer) = serde_json::from_slice::<Value>(&answer) {
+                        return Ok(answer["error"].is_null() && answer["result"].is_string());
+                    }
+                }
+                Control::Ringferry(_) => {}
+            }
+            if bytes == 0 {
+                return Ok(false);
+            }
         }
-        answer.extend_from_slice(&piece[..bytes]);
     }
-    Ok(answer)
 }
 
 /// The memory and descriptors that a process has.

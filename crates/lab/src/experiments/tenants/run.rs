@@ -4,7 +4,7 @@
 //! ```text
 //!   first processor                                     second processor
 //!   innocent guests a, b -- vhost-user --.
-//!   probes                -- vhost-user, ctl --  the switch: ringferry, testpmd
+//!   probes                -- vhost-user, ctl --  the switch: ringferry, testpmd, Open vSwitch
 //!   attacker (a process)  -- vhost-user --'
 //! ```
 
@@ -13,7 +13,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ringferry_rig::testpmd::{CommandLine, Device, last_words};
 use ringferry_sys::cpu;
@@ -23,14 +23,15 @@ use serde::{Deserialize, Serialize};
 use super::attacks::{self, Place, Report};
 use super::case::{Case, Figure, Who};
 use super::pair::Pair;
-use super::probe::{self, Log, Probe, Usage};
+use super::probe::{self, Control, Log, Probe, Usage};
 use crate::experiment::{RowError, Sample};
-use crate::experiments::network::{Process, logged, ready, words};
+use crate::experiments::network::{self, Process, logged, ready, words};
+use crate::experiments::ovs::{self, Bridge, Kind, Port};
 
 /// testpmd's memory in megabytes.
 pub(super) const MEGABYTES: u64 = 512;
 
-/// How long the attacker may take to begin.
+/// How long the attacker may take to begin, and a switch to have its ports.
 const BEGIN: Duration = Duration::from_secs(20);
 /// Before anything is measured: caches are warm, addresses are learnt.
 const WARM_UP: Duration = Duration::from_millis(50);
@@ -38,14 +39,22 @@ const WARM_UP: Duration = Duration::from_millis(50);
 /// VLANs of the innocent guests and of the attacker, where they are apart.
 const VLANS: [u16; 2] = [10, 20];
 
+/// The processors of a run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Processors {
+    pub ends: usize,
+    /// Those of the switch: as many as it has workers, or all that there are beside the first.
+    pub switch: Vec<usize>,
+}
+
 /// The order of the process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Order {
     pub case: Case,
     /// Where the run's files are.
     pub folder: PathBuf,
-    /// The processor of the ends, and that of the switch; `None` leaves it to the scheduler.
-    pub cpus: Option<[usize; 2]>,
+    /// `None` leaves all of it to the scheduler.
+    pub cpus: Option<Processors>,
     /// Number of ringferry's workers.
     pub workers: u16,
     /// Innocent guests and attacker are in one VLAN.
@@ -61,8 +70,23 @@ impl Order {
         self.folder.join(format!("{name}.sock"))
     }
 
-    fn control(&self) -> PathBuf {
-        self.folder.join("control.sock")
+    /// The control socket of the switch, if it has one.
+    fn control(&self) -> Option<Control> {
+        match self.case.who {
+            Who::Ringferry => Some(Control::Ringferry(self.folder.join("control.sock"))),
+            Who::Testpmd => None,
+            Who::Ovs => Some(Control::Ovs(ovs::control(&self.folder))),
+        }
+    }
+
+    /// The VLAN of a port, where the innocent and the attacker have their own.
+    fn vlan(&self, port: &str) -> Option<u16> {
+        (!self.one_segment).then(|| VLANS[usize::from(port.starts_with('x'))])
+    }
+
+    /// The processor of a switch that has to know it: any, where the scheduler decides about all others.
+    fn cpu(&self, any: usize) -> usize {
+        self.cpus.as_ref().and_then(|cpus| cpus.switch.first().copied()).unwrap_or(any)
     }
 
     /// Names of the ports: the innocent guests', the attacker's, the probe's.
@@ -81,6 +105,14 @@ impl Order {
         let sockets = (0..self.case.ports()).map(|port| self.socket(&format!("x{port}"))).collect();
         let place = Place { sockets, who: self.case.who };
         self.case.attack.map(|attack| attacks::Order { attack, place })
+    }
+}
+
+impl Order {
+    /// Says whether a switch whose attacker is gone still carries frames and answers its control socket.
+    fn outlasted(&self, pair: &mut Pair, switch: &mut Switch) -> bool {
+        let answers = self.control().is_none_or(|control| control.ask().is_ok_and(|good| good));
+        answers && pair.reach(|| switch.check()).is_ok()
     }
 }
 
@@ -103,9 +135,11 @@ impl Outcome {
     }
 }
 
-/// The switch at work.
+/// The switch at work. Fields end in this order.
 struct Switch {
     process: Process,
+    /// The database of Open vSwitch.
+    _database: Option<Process>,
     /// The file that has its log.
     log: PathBuf,
 }
@@ -113,13 +147,15 @@ struct Switch {
 impl Switch {
     fn start(order: &Order, program: &Path) -> Result<Self, RowError> {
         let cpus = cpu::allowed()?;
-        if let Some([_, switch]) = order.cpus {
+        if let Some(Processors { switch, .. }) = &order.cpus {
             // What a thread starts runs where the thread does.
-            cpu::pin_current_thread(switch)?;
+            cpu::restrict_current_thread(switch)?;
         }
+        let any = cpus.last().copied().unwrap_or_default();
         let started = match order.case.who {
             Who::Ringferry => ringferry(order, program),
-            Who::Testpmd => testpmd(order, cpus.last().copied().unwrap_or_default()),
+            Who::Testpmd => testpmd(order, any),
+            Who::Ovs => open_vswitch(order, any),
         };
         cpu::restrict_current_thread(&cpus)?;
         started
@@ -140,36 +176,68 @@ impl Switch {
 
 fn ringferry(order: &Order, program: &Path) -> Result<Switch, RowError> {
     let mut arguments = words(&["run", "--workers", &order.workers.to_string(), "--control"]);
-    arguments.push(order.control().into());
-    for name in order.ports() {
+    arguments.push(order.folder.join("control.sock").into());
+    for (at, name) in order.ports().into_iter().enumerate() {
         let mut port = OsString::from("vhost-user:");
         port.push(order.socket(&name));
-        if !order.one_segment {
-            let vlan = VLANS[usize::from(name.starts_with('x'))];
+        if let Some(vlan) = order.vlan(&name) {
             port.push(format!(",vlan={vlan}"));
+        }
+        if let Some(attack) = order.case.attack.filter(|_| name.starts_with('x')) {
+            port.push(attack.keys());
+        }
+        // The two innocent guests have different workers, and so have the attacker's first two ports: all frames are handed off.
+        if order.workers > 1 {
+            port.push(format!(",worker={}", at % usize::from(order.workers)));
         }
         arguments.extend([OsString::from("--port"), port]);
     }
     let process = ready(program, &order.folder, "switch", arguments, Spawn::default())?;
-    Ok(Switch { process, log: order.folder.join("switch.log") })
+    Ok(Switch { process, _database: None, log: order.folder.join("switch.log") })
 }
 
 fn testpmd(order: &Order, any: usize) -> Result<Switch, RowError> {
     let program = order.testpmd.as_deref().ok_or_else(|| RowError::failed("testpmd is not installed"))?;
-    let cpu = order.cpus.map_or(any, |[_, switch]| switch);
-    let mut line = CommandLine::new(cpu, MEGABYTES, order.huge_pages).mode("io");
+    let mut line = CommandLine::new(order.cpu(any), MEGABYTES, order.huge_pages).mode("io");
     for name in order.ports() {
         line = line.port(Device::Vhost(&order.socket(&name)), ",tso=1,legacy-ol-flags=1");
     }
     // Frames of 64 KiB are in several of these.
     let line = line.option("--total-num-mbufs=32768").option("--mbuf-size=4096");
+    // It would lock the memory of guests, too, which gives pages to all of it: to more than the machine has, where it is told of 16 TiB without any.
+    let line = line.option("--no-mlockall");
     let arguments = line.words().map(Into::into).collect();
     let mut command = logged(program, &order.folder, "switch", arguments)?;
     // It ends when its input does.
     command.env("RUNTIME_DIRECTORY", &order.folder).stdin(Stdio::piped());
     let process = Process::spawn("testpmd", &mut command, Spawn::default())?;
     // DPDK's log is on standard error, with what testpmd says of its ports.
-    Ok(Switch { process, log: order.folder.join("switch.log") })
+    Ok(Switch { process, _database: None, log: order.folder.join("switch.log") })
+}
+
+fn open_vswitch(order: &Order, any: usize) -> Result<Switch, RowError> {
+    let port =
+        |name: &String| Port { name: format!("{name}.sock"), kind: Kind::Listens, vlan: order.vlan(name) };
+    let ovs = ovs::start(&Bridge {
+        folder: &order.folder,
+        cpu: order.cpu(any),
+        huge_pages: order.huge_pages,
+        tso: false,
+        addresses: None,
+        ports: order.ports().iter().map(port).collect(),
+        new_net: true,
+    })?;
+    let mut switch = Switch { process: ovs.switch, _database: Some(ovs.server), log: ovs.log };
+    // It says nothing when it is ready, and makes its ports one by one.
+    let begin = Instant::now();
+    while !order.ports().iter().all(|name| order.socket(name).exists()) {
+        switch.check()?;
+        if begin.elapsed() >= BEGIN {
+            return Err(RowError::failed("Open vSwitch has not made its ports"));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(switch)
 }
 
 /// The attacker's process.
@@ -181,7 +249,7 @@ struct Attacker {
 }
 
 impl Attacker {
-    /// Starts it and waits until the attack has begun.
+    /// Starts it and waits until it has done something, or was thrown out.
     fn start(order: &attacks::Order, program: &Path, folder: &Path) -> Result<Self, RowError> {
         let order = serde_json::to_string(order).map_err(RowError::failed)?;
         let (reader, writer) = std::io::pipe()?;
@@ -203,11 +271,14 @@ impl Attacker {
         })?;
         let mut attacker =
             Self { _process: process, reports, log: folder.join("attacker.log"), last: Report::default() };
-        match attacker.reports.recv_timeout(BEGIN) {
-            Ok(report) => attacker.last = report,
-            Err(RecvTimeoutError::Disconnected) => return Err(attacker.failure("could not begin")),
-            Err(RecvTimeoutError::Timeout) => {
-                return Err(attacker.failure(&format!("has not begun within {BEGIN:?}")));
+        let deadline = Instant::now() + BEGIN;
+        while attacker.last.operations + attacker.last.refused == 0 {
+            match attacker.reports.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(report) => attacker.last = report,
+                Err(RecvTimeoutError::Disconnected) => return Err(attacker.failure("could not begin")),
+                Err(RecvTimeoutError::Timeout) => {
+                    return Err(attacker.failure(&format!("has not begun within {BEGIN:?}")));
+                }
             }
         }
         Ok(attacker)
@@ -232,8 +303,11 @@ impl Attacker {
 
 /// Measures what is ordered.
 pub(super) fn run(order: &Order, program: &Path) -> Result<Outcome, RowError> {
+    if order.case.who == Who::Ovs {
+        network::contain()?;
+    }
     let mut switch = Switch::start(order, program)?;
-    if let Some([ends, _]) = order.cpus {
+    if let Some(Processors { ends, .. }) = order.cpus {
         cpu::pin_current_thread(ends)?;
     }
     let measured = measure(order, program, &mut switch);
@@ -245,10 +319,7 @@ fn measure(order: &Order, program: &Path, switch: &mut Switch) -> Result<Outcome
     let [a, b] = ["a", "b"].map(|name| order.socket(name));
     let mut pair = Pair::start([&a, &b], || switch.check())?;
     let connections = Probe::connections(order.socket(probe::PORT))?;
-    let control = match order.case.who {
-        Who::Ringferry => Some(Probe::control(order.control())?),
-        Who::Testpmd => None,
-    };
+    let control = order.control().map(Probe::control).transpose()?;
     pair.run(WARM_UP, || switch.check(), || Ok(()))?;
     let pid = switch.process.id();
     let before = Usage::of(pid)?;
@@ -262,7 +333,7 @@ fn measure(order: &Order, program: &Path, switch: &mut Switch) -> Result<Outcome
     let mut most = Usage::of(pid)?;
     let first = attacker.as_mut().map(Attacker::report).transpose()?.unwrap_or_default();
     let (mut last, mut found, mut lines) = (first, None, 0);
-    let began = std::time::Instant::now();
+    let began = Instant::now();
     let time = Duration::from_secs_f64(order.seconds);
     let window = {
         let most = &mut most;
@@ -287,6 +358,7 @@ fn measure(order: &Order, program: &Path, switch: &mut Switch) -> Result<Outcome
         )?
     };
     switch.check()?;
+    let answers = order.outlasted(&mut pair, switch);
     let (connected, controlled, elapsed) = found.ok_or_else(|| RowError::failed("nothing was measured"))?;
     let micros = |nanos: u64| nanos as f64 / 1000.0;
     let values = Figure::ALL.map(|figure| match figure {
@@ -302,6 +374,7 @@ fn measure(order: &Order, program: &Path, switch: &mut Switch) -> Result<Outcome
         Figure::Log => lines as f64 / elapsed.as_secs_f64(),
     });
     let mut extra = vec![
+        ("answers afterwards".to_owned(), f64::from(u8::from(answers))),
         ("wait p50 µs".to_owned(), micros(window.wait.value_at_percentile(50.0))),
         ("unanswered".to_owned(), window.unanswered as f64),
         ("guests away, max µs".to_owned(), window.away.as_secs_f64() * 1e6),
@@ -318,6 +391,8 @@ fn measure(order: &Order, program: &Path, switch: &mut Switch) -> Result<Outcome
         let rate = (last.operations - first.operations) as f64 / elapsed.as_secs_f64();
         extra.push(("attack operations/s".to_owned(), rate));
         extra.push(("attack refused".to_owned(), (last.refused - first.refused) as f64));
+        // Since it began, which is before anything was measured: a switch may see to it that one is all.
+        extra.push(("attack operations".to_owned(), last.operations as f64));
     }
     Ok(Outcome { values: values.to_vec(), extra })
 }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use super::attacks::Attack;
 use super::*;
 use crate::experiment::Source;
 
@@ -31,7 +30,7 @@ fn every_attack_is_in_the_plan_and_in_the_documentation() {
         let name = attack.name();
         assert!(section.contains(&format!("`{name}`")), "docs/lab.md does not name the attack {name}");
         for who in Who::ALL {
-            let wanted = who == Who::Ringferry || attack.on_testpmd();
+            let wanted = who != Who::Testpmd || attack.on_testpmd();
             let start = format!("attack={name} figure=share switch={who}");
             assert_eq!(plan.rows.iter().any(|row| row.name() == start), wanted, "{start}");
         }
@@ -42,6 +41,37 @@ fn every_attack_is_in_the_plan_and_in_the_documentation() {
     for option in OPTIONS {
         assert!(section.contains(&format!("`--option {}=", option.name)), "{}", option.name);
     }
+}
+
+#[test]
+fn an_attack_is_ordered_by_its_name() {
+    for attack in Attack::ALL {
+        let text = serde_json::to_string(&attack).unwrap();
+        assert_eq!(text, format!("\"{}\"", attack.name()));
+        assert_eq!(serde_json::from_str::<Attack>(&text).unwrap(), attack);
+    }
+    assert!(serde_json::from_str::<Attack>("\"flood\"").is_err());
+}
+
+#[test]
+fn what_cannot_be_had_of_a_peer_says_why() {
+    let plan = Tenants.plan(&Setup::planning(2, &[])).unwrap();
+    let reason = |start: &str| {
+        let row = plan.rows.iter().find(|row| row.name().starts_with(start)).unwrap();
+        match &row.source {
+            Source::Missing(missing) => missing.reason.clone(),
+            Source::Measured(_) => String::new(),
+        }
+    };
+    // Where it is not installed, or cannot be started, that is why.
+    let why = reason("attack=h3-segments figure=share switch=ovs-dpdk");
+    assert!(
+        ["HOST_TSO4", "needs Open vSwitch", "/nonexistent/"].iter().any(|text| why.contains(text)),
+        "{why}"
+    );
+    assert_ne!(reason("attack=none figure=ctl-p99 switch=testpmd"), "");
+    assert!(reason("attack=m5-other-worker figure=share switch=ringferry").contains("two workers"));
+    assert_eq!(reason("attack=m6-semaphore-kick figure=share switch=ringferry"), "");
 }
 
 #[test]

@@ -10,7 +10,7 @@
 //! | `taps` | network interfaces: taps, and what lies behind them |
 
 mod bridge;
-pub(super) mod ovs;
+mod ovs;
 mod ringferry;
 mod taps;
 pub(super) mod testpmd;

@@ -51,12 +51,16 @@ pub(super) fn kick(place: &Place) -> Result<Step, RowError> {
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
     let kick = eventfd(0, flags).map_err(std::io::Error::from)?;
     rustix::io::write(&kick, &FULL.to_ne_bytes()).map_err(std::io::Error::from)?;
-    front.frontend().set_vring_kick(1, Some(kick.as_fd())).map_err(RowError::failed)?;
+    let mut sent = false;
     Ok(Box::new(move || {
+        if !sent {
+            sent = true;
+            front.frontend().set_vring_kick(1, Some(kick.as_fd())).map_err(RowError::failed)?;
+            return Ok(1);
+        }
         // It has done all that there is to do.
-        let _ = &kick;
         std::thread::sleep(std::time::Duration::from_millis(5));
         front.check()?;
-        Ok(1)
+        Ok(0)
     }))
 }

@@ -1,9 +1,11 @@
 //! Plain floods: one port sends as much as goes in, to a second one whose guest takes all of it, or does not.
 
+use std::path::PathBuf;
+
 use ringferry_packet::vnet::Header;
 use ringferry_virtio_net::Features;
 
-use super::front::{Front, HEADER, Shape};
+use super::front::{Front, HEADER, PAGE, Shape};
 use super::{Place, Step};
 use crate::experiment::RowError;
 use crate::frames::to_be_cut;
@@ -56,25 +58,74 @@ pub(super) struct Flood {
     pub frame: Vec<u8>,
     pub sender: Shape,
     pub receiver: Shape,
-    /// Bytes of each receive buffer; none are offered if it is 0.
-    pub buffer: u32,
+    pub buffers: Buffers,
+}
+
+/// The buffers that a receiver offers.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Buffers {
+    None,
+    /// As many as the ring has entries, each of so many bytes.
+    Single(u32),
+    /// Chains of so many buffers of so many bytes, each of which has a page of its own behind the first [`SINK`] bytes.
+    Chains(u16, u32),
 }
 
 impl Flood {
     pub(super) fn new(frame: Vec<u8>) -> Self {
         let receiver = Shape { receive: 1024, buffers: SINK, ..Shape::default() };
         let sender = Shape { buffers: SINK, ..Shape::default() };
-        Self { header: Header::default(), frame, sender, receiver, buffer: 2048 }
+        Self { header: Header::default(), frame, sender, receiver, buffers: Buffers::Single(2048) }
     }
 
     /// Starts the first port as the sender, all others as receivers, which make their addresses known.
     pub(super) fn start(self, place: &Place) -> Result<Step, RowError> {
         let (first, others) =
             place.sockets.split_first().ok_or_else(|| RowError::failed("the attacker has no port"))?;
-        let mut receivers = Vec::new();
-        for (at, socket) in others.iter().enumerate() {
-            let mut front = Front::new(socket, self.receiver)?;
-            front.receive_into(0, self.buffer)?;
+        let mut receivers = Receivers::start(others, self.receiver, self.buffers)?;
+        let mut sender = Front::new(first, self.sender)?;
+        let len = sender.write_frame(0, &self.header, &self.frame)?;
+        sender.send_from(0, len)?;
+        sender.start()?;
+        let mut used = vec![0; sender.rings.len()];
+        let mut turn = 0u32;
+        Ok(Box::new(move || {
+            let mut sent = 0;
+            for (ring, used) in std::iter::zip(&sender.rings, &mut used).skip(1).step_by(2) {
+                sent += ring.offer(used)?;
+            }
+            receivers.offer()?;
+            turn = turn.wrapping_add(1);
+            if turn.is_multiple_of(1024) {
+                sender.check()?;
+                receivers.check()?;
+            }
+            if sent == 0 {
+                std::thread::yield_now();
+            }
+            Ok(sent)
+        }))
+    }
+}
+
+/// The attacker's ports that frames go to. Nobody reads what they receive.
+struct Receivers {
+    /// Each with the used index of each of its rings.
+    fronts: Vec<(Front, Vec<u16>)>,
+    buffers: Buffers,
+}
+
+impl Receivers {
+    /// Starts a receiver at each of the sockets, the first of which is that of port 1. They make their addresses known.
+    fn start(sockets: &[PathBuf], shape: Shape, buffers: Buffers) -> Result<Self, RowError> {
+        let mut fronts = Vec::new();
+        for (at, socket) in sockets.iter().enumerate() {
+            let mut front = Front::new(socket, shape)?;
+            match buffers {
+                Buffers::None => {}
+                Buffers::Single(len) => front.receive_into(0, len)?,
+                Buffers::Chains(links, len) => front.receive_into_chains(SINK, links, len)?,
+            }
             // Of the other half of the buffers.
             let hello = frame(mac(0), mac(at + 1), SMALL);
             let len = front.write_frame(SINK / 2, &Header::default(), &hello)?;
@@ -84,35 +135,27 @@ impl Flood {
             transmitq.set_available(1)?;
             transmitq.kick.signal()?;
             let used = vec![0; front.rings.len()];
-            receivers.push((front, used));
+            fronts.push((front, used));
         }
-        let mut sender = Front::new(first, self.sender)?;
-        let len = sender.write_frame(0, &self.header, &self.frame)?;
-        sender.send_from(0, len)?;
-        sender.start()?;
-        let mut used = vec![0; sender.rings.len()];
-        let buffers = self.buffer > 0;
-        let mut turn = 0u32;
-        Ok(Box::new(move || {
-            let mut sent = 0;
-            for (ring, used) in std::iter::zip(&sender.rings, &mut used).skip(1).step_by(2) {
-                sent += ring.offer(used)?;
+        Ok(Self { fronts, buffers })
+    }
+
+    /// Offers all buffers that are not on offer.
+    fn offer(&mut self) -> Result<(), RowError> {
+        if let Buffers::None = self.buffers {
+            return Ok(());
+        }
+        for (front, used) in &mut self.fronts {
+            for (ring, used) in std::iter::zip(&front.rings, used).step_by(2) {
+                ring.offer(used)?;
             }
-            for (front, used) in receivers.iter_mut().filter(|_| buffers) {
-                for (ring, used) in std::iter::zip(&front.rings, used).step_by(2) {
-                    ring.offer(used)?;
-                }
-            }
-            turn = turn.wrapping_add(1);
-            if turn.is_multiple_of(1024) {
-                sender.check()?;
-                receivers.iter_mut().try_for_each(|(front, _)| front.check())?;
-            }
-            if sent == 0 {
-                std::thread::yield_now();
-            }
-            Ok(sent)
-        }))
+        }
+        Ok(())
+    }
+
+    /// Fails once the switch has ended one of the connections.
+    fn check(&mut self) -> Result<(), RowError> {
+        self.fronts.iter_mut().try_for_each(|(front, _)| front.check())
     }
 }
 
@@ -127,7 +170,7 @@ pub(super) fn tso(place: &Place) -> Result<Step, RowError> {
     flood.header = to_be_cut(HEADERS, MSS);
     flood.sender.features = Features::CSUM | Features::HOST_TSO4;
     flood.receiver.features = Features::GUEST_CSUM | Features::GUEST_TSO4;
-    flood.buffer = (SINK / 2) as u32;
+    flood.buffers = Buffers::Single((SINK / 2) as u32);
     flood.start(place)
 }
 
@@ -148,15 +191,45 @@ pub(super) fn pairs(place: &Place) -> Result<Step, RowError> {
 pub(super) fn tiny_buffers(place: &Place) -> Result<Step, RowError> {
     let mut flood = Flood::new(frame(mac(1), mac(0), 1500));
     flood.receiver.receive = 32_768;
-    flood.buffer = 1;
+    flood.buffers = Buffers::Single(1);
     flood.start(place)
 }
 
 /// Frames of 1500 bytes to a port that never has a receive buffer.
 pub(super) fn no_buffers(place: &Place) -> Result<Step, RowError> {
     let mut flood = Flood::new(frame(mac(1), mac(0), 1500));
-    flood.buffer = 0;
+    flood.buffers = Buffers::None;
     flood.start(place)
+}
+
+/// Frames of 64 bytes to a port whose buffers are long chains of short pieces. A switch reads 60 descriptors for each frame and writes to four pages.
+/// ringferry breaks a ring whose driver has it read more than 65 for such a frame.
+pub(super) fn dear_chains(place: &Place) -> Result<Step, RowError> {
+    /// Buffers of a chain, and bytes of each.
+    const LINKS: u16 = 60;
+    const PIECE: u32 = 24;
+    let mut flood = Flood::new(frame(mac(1), mac(0), SMALL));
+    flood.receiver.receive = 32_768;
+    flood.receiver.buffers = SINK + usize::from(flood.receiver.receive) * PAGE;
+    flood.buffers = Buffers::Chains(LINKS, PIECE);
+    flood.start(place)
+}
+
+/// Finding M5: frames of 64 bytes, each from another address, to a port that another worker serves. The ring between the two workers is
+/// wanted for the frames, and for the news of the addresses.
+pub(super) fn other_worker(place: &Place) -> Result<Step, RowError> {
+    let Flood { receiver, buffers, .. } = Flood::new(Vec::new());
+    let mut receivers = Receivers::start(place.sockets.get(1..).unwrap_or_default(), receiver, buffers)?;
+    let mut send = macs(place)?;
+    let mut turn = 0u32;
+    Ok(Box::new(move || {
+        receivers.offer()?;
+        turn = turn.wrapping_add(1);
+        if turn.is_multiple_of(1024) {
+            receivers.check()?;
+        }
+        send()
+    }))
 }
 
 /// Frames of 64 bytes, each from another address.

@@ -7,6 +7,7 @@
 //! ```
 
 use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
@@ -24,6 +25,8 @@ use crate::experiment::RowError;
 
 /// Bytes of the virtual header of a device that follows VIRTIO 1.
 pub(super) const HEADER: usize = 12;
+/// Bytes of a page.
+pub(super) const PAGE: usize = 4096;
 /// VIRTQ_DESC_F_NEXT and VIRTQ_DESC_F_WRITE.
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
@@ -144,7 +147,13 @@ impl Front {
 
     /// Sends the memory map once more.
     pub(super) fn set_mem_table(&mut self) -> Result<(), RowError> {
-        let memory = [(self.arena.region(), self.arena.fd())];
+        self.set_larger_mem_table(&[])
+    }
+
+    /// Sends the memory map with more regions behind its own.
+    pub(super) fn set_larger_mem_table(&mut self, more: &[(RegionSpec, OwnedFd)]) -> Result<(), RowError> {
+        let mut memory = vec![(self.arena.region(), self.arena.fd())];
+        memory.extend(more.iter().map(|(region, file)| (*region, file.as_fd())));
         self.connection.frontend().set_mem_table(&memory).map_err(RowError::failed)
     }
 
@@ -179,6 +188,13 @@ impl Front {
     pub(super) fn receive_into(&self, at: usize, len: u32) -> Result<(), RowError> {
         let addr = self.buffers + at as u64;
         self.receiveqs().try_for_each(|ring| ring.fill(|_| (addr, len), true))
+    }
+
+    /// Makes the receiveqs chains of `links` buffers of `len` bytes, each of which has a page of its own from `at` on: so many as there are
+    /// descriptors for, which the slots of the available ring are in turn.
+    pub(super) fn receive_into_chains(&self, at: usize, links: u16, len: u32) -> Result<(), RowError> {
+        let addr = self.buffers + at as u64;
+        self.receiveqs().try_for_each(|ring| ring.scatter(links, addr, len))
     }
 
     /// Makes every entry of the transmitqs the same frame, which [`Front::write_frame`] put at `at`.
@@ -250,6 +266,17 @@ impl Ring {
             self.describe(at, addr + u64::from(at) * u64::from(len), len, flags, at + 1)?;
         }
         (0..self.queue.size).try_for_each(|slot| self.head(slot, 0))
+    }
+
+    /// Makes the ring chains of `links` writable buffers of `len` bytes. No two descriptors of a chain are neighbours, and each buffer begins
+    /// a page behind the one before: nothing that is read for a chain is in the cache because of what was read before.
+    fn scatter(&self, links: u16, addr: u64, len: u32) -> Result<(), RowError> {
+        let chains = self.queue.size / links;
+        for at in 0..chains * links {
+            let flags = if at / chains + 1 < links { NEXT | WRITE } else { WRITE };
+            self.describe(at, addr + u64::from(at) * PAGE as u64, len, flags, at.wrapping_add(chains))?;
+        }
+        (0..self.queue.size).try_for_each(|slot| self.head(slot, slot % chains))
     }
 
     fn describe(&self, at: u16, addr: u64, len: u32, flags: u16, next: u16) -> Result<(), RowError> {

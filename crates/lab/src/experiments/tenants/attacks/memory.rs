@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ringferry_memory::RegionSpec;
 use ringferry_packet::vnet::Header;
+use ringferry_vhost_user::ProtocolFeatures;
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 
 use super::floods::{frame, mac};
@@ -18,16 +19,34 @@ use crate::experiment::RowError;
 /// Bytes of the first region, and of the smallest that is tried when larger ones are refused.
 const LARGEST: u64 = 1 << 44;
 const SMALLEST: u64 = 1 << 30;
+/// Regions that fit a message.
+const REGIONS: u64 = 8;
 /// Where the regions are in the attacker's address space, far from the rings, and apart from each other.
 const BEGIN: u64 = 1 << 50;
 
-/// ADD_MEM_REG of regions of 16 TiB, and of smaller ones once those are refused; what was added stays.
+/// ADD_MEM_REG of regions of 16 TiB, and of smaller ones once those are refused; what was added stays. A switch that knows no such message
+/// gets memory maps with as many of them as fit a message.
 pub(super) fn sparse(place: &Place) -> Result<Step, RowError> {
     let socket = place.sockets.first().ok_or_else(|| RowError::failed("the attacker has no port"))?;
     let mut front = Front::new(socket, Shape::default())?;
     front.start()?;
     let end = front.region().guest_addr.max(BEGIN);
     let (mut size, mut next) = (LARGEST, end.next_multiple_of(LARGEST));
+    let sparse = |size: u64, at: u64| {
+        let file = memfd_create("ringferry-lab-sparse", MemfdFlags::CLOEXEC).map_err(std::io::Error::from)?;
+        ftruncate(&file, size).map_err(std::io::Error::from)?;
+        Ok::<_, RowError>((RegionSpec { guest_addr: at, size, user_addr: at, mmap_offset: 0 }, file))
+    };
+    let one_by_one = ProtocolFeatures::CONFIGURE_MEM_SLOTS;
+    if !front.connection.negotiated().protocol.contains(one_by_one) {
+        let more: Vec<_> =
+            (0..REGIONS - 1).map(|at| sparse(size, next + at * size)).collect::<Result<_, _>>()?;
+        return Ok(Box::new(move || {
+            front.set_larger_mem_table(&more)?;
+            front.check()?;
+            Ok(1)
+        }));
+    }
     Ok(Box::new(move || {
         if size < SMALLEST {
             // It holds what it has.
@@ -35,9 +54,7 @@ pub(super) fn sparse(place: &Place) -> Result<Step, RowError> {
             front.check()?;
             return Ok(0);
         }
-        let file = memfd_create("ringferry-lab-sparse", MemfdFlags::CLOEXEC).map_err(std::io::Error::from)?;
-        ftruncate(&file, size).map_err(std::io::Error::from)?;
-        let region = RegionSpec { guest_addr: next, size, user_addr: next, mmap_offset: 0 };
+        let (region, file) = sparse(size, next)?;
         match front.frontend().add_mem_reg(region, file.as_fd()) {
             Ok(()) => {
                 next += size;

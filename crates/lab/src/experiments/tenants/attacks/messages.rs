@@ -23,7 +23,7 @@ fn first(place: &Place) -> Result<&std::path::PathBuf, RowError> {
 /// Finding H5: SET_MEM_TABLE as fast as the socket takes it, each of which stops and starts 32 rings.
 pub(super) fn mem_table(place: &Place) -> Result<Step, RowError> {
     let pairs = match place.who {
-        super::Who::Ringferry => 16,
+        super::Who::Ringferry | super::Who::Ovs => 16,
         // Its ports have one pair.
         super::Who::Testpmd => 1,
     };
