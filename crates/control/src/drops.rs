@@ -124,7 +124,7 @@ drop_reasons! {
     Filtered = "filtered" at Receiver,
         "Nothing.",
     /// The frame has a tag of a VLAN that its port is not in, or no tag where one is demanded; or it was for an
-    /// address behind a port that is not in its VLAN.
+    /// address behind a port that is not in its VLAN; or a second tag would have come to light where it leaves without the first.
     Vlan = "vlan" at Either,
         "Compare `ctl rules` of both ports.",
     /// Sender and receiver are both isolated ports.

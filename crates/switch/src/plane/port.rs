@@ -241,7 +241,7 @@ impl<P: Queues> Port<P> {
         if retag != Retag::Keep {
             let mut head = Head::new();
             let Some(used) = retag.apply(&mut header, &copy, &mut head) else {
-                self.drop_frame(DropReason::RxBadHeader, now, Offered::of(burst, frame));
+                self.drop_frame(DropReason::Vlan, now, Offered::of(burst, frame));
                 return false;
             };
             copy.splice(..used, head);
@@ -558,7 +558,7 @@ impl<P: Queues> Port<P> {
         let mut head = Head::new();
         let Some(used) = retag.apply(&mut header, first, &mut head) else {
             let len = (first.len() + rest.iter().map(ReadSlice::len).sum::<usize>()) as u32;
-            self.drop_frame(DropReason::RxBadHeader, tx.now, Offered { header, first, rest, len });
+            self.drop_frame(DropReason::Vlan, tx.now, Offered { header, first, rest, len });
             return Ok(());
         };
         let mut pieces = SmallVec::<[ReadSlice<'_>; PIECES]>::new();

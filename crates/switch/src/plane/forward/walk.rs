@@ -401,7 +401,7 @@ impl Exit {
         if retag != Retag::Keep {
             let mut head = Head::new();
             let Some(used) = retag.apply(&mut header, &copy, &mut head) else {
-                return self.lost.push(DropReason::RxBadHeader);
+                return self.lost.push(DropReason::Vlan);
             };
             copy.splice(..used, head);
         }
@@ -449,7 +449,7 @@ impl Exit {
         if retag != Retag::Keep {
             let mut head = Head::new();
             let Some(used) = retag.apply(&mut header, first, &mut head) else {
-                return self.lost.push(DropReason::RxBadHeader);
+                return self.lost.push(DropReason::Vlan);
             };
             self.head = head.len();
             packet.splice(..used, head);

@@ -72,6 +72,8 @@ pub(crate) struct SourceGuard {
 
 #[derive(Debug)]
 struct Ips {
+    /// None is allowed: no IP at all, nor what a host without an address may send.
+    none: bool,
     v4: Ranges<u32>,
     v6: Ranges<u128>,
 }
@@ -103,6 +105,7 @@ impl SourceGuard {
                 IpAddr::V6(address) => Some(range(address.to_bits(), 128, network.bits)),
             });
             Ips {
+                none: networks.is_empty(),
                 v4: v4.map(|(first, last)| (first as u32, last as u32)).collect(),
                 v6: v6.chain(macs.iter().map(local)).collect(),
             }
@@ -156,6 +159,7 @@ impl SourceGuard {
 
     fn ipv4(&self, frame: View<'_>, l3: usize) -> Result<(), Doubt> {
         let Some(ips) = &self.ips else { return Ok(()) };
+        expect(!ips.none)?;
         let first = frame.byte(l3)?;
         let len = usize::from(first & 0x0f) * 4;
         expect(first >> 4 == 4 && len >= IPV4_LEN)?;
@@ -180,6 +184,8 @@ impl SourceGuard {
         expect(frame.array(l3)? == [0, 1, 8, 0, 6, 4])?;
         self.owns(frame.mac(l3 + 8)?)?;
         let Some(ips) = &self.ips else { return Ok(()) };
+        // An announcement of the station alone (RARP) says nothing of IP.
+        expect(!ips.none || ether_type == TYPE_RARP)?;
         let sender = u32::from_be_bytes(frame.array(l3 + 14)?);
         let target = u32::from_be_bytes(frame.array(l3 + 24)?);
         let anonymous = match ether_type {
@@ -191,7 +197,7 @@ impl SourceGuard {
     }
 
     fn ipv6(&self, frame: View<'_>, l3: usize) -> Result<(), Doubt> {
-        expect(frame.byte(l3)? >> 4 == 6)?;
+        expect(frame.byte(l3)? >> 4 == 6 && self.ips.as_ref().is_none_or(|ips| !ips.none))?;
         let source = u128::from_be_bytes(frame.array(l3 + 8)?);
         let own = self.ips.as_ref().is_none_or(|ips| ips.v6.contains(source));
         expect(own || source == 0)?;

@@ -458,6 +458,23 @@ fn what_is_sent_most_is_judged_by_its_first_bytes() {
     assert_eq!(judge(&Sample::new(discover).frame()), Judgement::Fine);
 }
 
+/// `allowed_ips=none`: neither the address that a host makes of its MAC address, nor what one without an address may ask for.
+#[test]
+fn where_no_address_is_allowed_there_is_no_ip() {
+    let none = SourceGuard::new(&rules::Guard { ips: Some(Vec::new()), ..rules(true) });
+    let discover = Body::V4 { source: [0; 4], options: 0, fragment: 0, proto: 17, ports: [68, 67] };
+    let probe =
+        Body::Arp { ether_type: 0x0806, operation: REQUEST, mac: OWN, sender: [0; 4], target: V4_OWN };
+    let solicitation = neighbour(133, V6_LOCAL, V6_OWN, vec![]);
+    for sample in [Sample::new(discover), Sample::new(probe), solicitation] {
+        assert_eq!(judge(&sample.frame()), Judgement::Fine);
+        assert_eq!(judge_with(&none, Header::NONE, &sample.frame()), Judgement::Spoofed);
+    }
+    let other = Body::Raw { ether_type: 0x88b5, bytes: vec![1; 46] };
+    assert_eq!(judge_with(&none, Header::NONE, &Sample::new(other).frame()), Judgement::Fine);
+    assert_ne!(judge_with(&none, Header::NONE, &rarp_announcement(OWN)), Judgement::Spoofed);
+}
+
 #[test]
 fn networks_are_ranges() {
     assert_eq!(range(0x0a01_0203, 32, 16), (0x0a01_0000, 0x0a01_ffff));

@@ -178,7 +178,7 @@ impl Reference {
                     Some(frame) => {
                         outcome.delivered.insert(to, frame.bytes());
                     }
-                    None => outcome.dropped.push((to, DropReason::RxBadHeader)),
+                    None => outcome.dropped.push((to, DropReason::Vlan)),
                 },
             }
         }
