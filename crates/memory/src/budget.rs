@@ -6,17 +6,20 @@
 //! both before it maps, and gives back when the last user of the region has gone and it has been unmapped, however long
 //! that takes: during a change of a memory map the old and the new one count.
 //!
+//! **Shares.** First come, first served would let some peers take all of the process's budget, and leave none for the next. So each is sure of half of what
+//! would be its part if all had the same; what others have not taken of theirs is kept for them, from whoever has more than that.
+//!
 //! [`Region::map_within`]: crate::Region::map_within
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// More bytes than a [`MapBudget`] has left.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{} of guest memory cannot be mapped beside the {} that are: {name} allows {}",
-    Gib(*wanted), Gib(*taken), Gib(*limit)
+    "{} of guest memory cannot be mapped beside the {} that are: {name} allows {}{}",
+    Gib(*wanted), Gib(*taken), Gib(*limit), Kept(*kept)
 )]
 pub struct OverBudget {
     /// The bytes asked for.
@@ -25,8 +28,19 @@ pub struct OverBudget {
     pub taken: u64,
     /// The bytes that may be mapped.
     pub limit: u64,
+    /// The bytes of these that are kept for others.
+    pub kept: u64,
     /// What sets the limit, for people.
     pub name: &'static str,
+}
+
+/// What is kept for others, if it is anything.
+struct Kept(u64);
+
+impl fmt::Display for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 > 0 { write!(f, ", of which {} are kept for other ports", Gib(self.0)) } else { Ok(()) }
+    }
 }
 
 /// A number of bytes in the unit that configuration keys have; in bytes, where that says more.
@@ -50,12 +64,22 @@ pub struct MapBudget {
     name: &'static str,
     taken: AtomicU64,
     within: Option<Arc<MapBudget>>,
+    /// Those that are within this one. Who takes for one of them has it locked.
+    members: Mutex<Vec<Weak<MapBudget>>>,
+    shares: AtomicBool,
 }
 
 impl MapBudget {
     /// Makes a budget of `limit` bytes. `name` is what sets the limit, such as a configuration key, for error messages.
     pub fn new(limit: u64, name: &'static str) -> Arc<MapBudget> {
-        Arc::new(MapBudget { limit, name, taken: AtomicU64::new(0), within: None })
+        Arc::new(MapBudget {
+            limit,
+            name,
+            taken: AtomicU64::new(0),
+            within: None,
+            members: Mutex::default(),
+            shares: AtomicBool::new(false),
+        })
     }
 
     /// Makes a budget that nothing exceeds.
@@ -65,7 +89,27 @@ impl MapBudget {
 
     /// Makes a budget of `limit` bytes, whatever is taken of which is also taken of `outer`.
     pub fn within(outer: &Arc<MapBudget>, limit: u64, name: &'static str) -> Arc<MapBudget> {
-        Arc::new(MapBudget { limit, name, taken: AtomicU64::new(0), within: Some(Arc::clone(outer)) })
+        let within = Some(Arc::clone(outer));
+        let budget = Arc::new(MapBudget {
+            limit,
+            name,
+            taken: AtomicU64::new(0),
+            within,
+            members: Mutex::default(),
+            shares: AtomicBool::new(false),
+        });
+        outer.lock_members().push(Arc::downgrade(&budget));
+        budget
+    }
+
+    fn lock_members(&self) -> MutexGuard<'_, Vec<Weak<MapBudget>>> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on what the budgets within this one are sure of is kept for them. Until then who has taken its part at another time, in another process say,
+    /// takes it again, in whatever order they come.
+    pub fn keep_shares(&self) {
+        self.shares.store(true, Ordering::Relaxed);
     }
 
     /// Returns the bytes that are taken.
@@ -83,11 +127,29 @@ impl MapBudget {
     /// # Errors
     /// [`OverBudget`], of this budget or of the one that it is within; nothing is taken then.
     pub fn take(self: &Arc<Self>, bytes: u64) -> Result<Taken, OverBudget> {
-        let outer = self.within.as_ref().map(|outer| outer.take(bytes)).transpose()?;
-        let add = |taken: u64| taken.checked_add(bytes).filter(|sum| *sum <= self.limit);
+        let outer = self.within.as_ref().map(|outer| outer.take_for(self, bytes)).transpose()?;
+        self.take_of(bytes, 0, outer)
+    }
+
+    /// Takes `bytes` for a budget within this one, of what is not kept for others.
+    fn take_for(self: &Arc<Self>, member: &Arc<MapBudget>, bytes: u64) -> Result<Taken, OverBudget> {
+        let mut members = self.lock_members();
+        members.retain(|member| member.strong_count() > 0);
+        let sure = self.limit / 2 / members.len().max(1) as u64;
+        let others = members.iter().filter(|other| other.as_ptr() != Arc::as_ptr(member));
+        let unused = others.filter_map(Weak::upgrade).map(|other| sure.saturating_sub(other.taken()));
+        let is_sure = member.taken().saturating_add(bytes) <= sure || !self.shares.load(Ordering::Relaxed);
+        let kept = if is_sure { 0 } else { unused.sum() };
+        self.take_of(bytes, kept, None)
+    }
+
+    /// Takes `bytes` of what is not taken and not `kept`.
+    fn take_of(self: &Arc<Self>, bytes: u64, kept: u64, outer: Option<Taken>) -> Result<Taken, OverBudget> {
+        let room = self.limit - kept.min(self.limit);
+        let add = |taken: u64| taken.checked_add(bytes).filter(|sum| *sum <= room);
         match self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
             Ok(_) => Ok(Taken { budget: Arc::clone(self), bytes, _outer: outer.map(Box::new) }),
-            Err(taken) => Err(OverBudget { wanted: bytes, taken, limit: self.limit, name: self.name }),
+            Err(taken) => Err(OverBudget { wanted: bytes, taken, limit: self.limit, kept, name: self.name }),
         }
     }
 }
@@ -116,11 +178,10 @@ mod tests {
         let process = MapBudget::new(100, "process");
         let (a, b) = (MapBudget::within(&process, 70, "port"), MapBudget::within(&process, 70, "port"));
         let first = a.take(60).unwrap();
-        assert_eq!(a.take(11).unwrap_err(), OverBudget { wanted: 11, taken: 60, limit: 70, name: "port" });
-        assert_eq!(
-            b.take(41).unwrap_err(),
-            OverBudget { wanted: 41, taken: 60, limit: 100, name: "process" }
-        );
+        let over = OverBudget { wanted: 11, taken: 60, limit: 70, kept: 0, name: "port" };
+        assert_eq!(a.take(11).unwrap_err(), over);
+        let over = OverBudget { wanted: 41, taken: 60, limit: 100, kept: 0, name: "process" };
+        assert_eq!(b.take(41).unwrap_err(), over);
         let second = b.take(40).unwrap();
         assert_eq!((process.taken(), a.taken(), b.taken()), (100, 60, 40));
         assert!(a.take(1).is_err() && a.take(u64::MAX).is_err());
@@ -130,9 +191,42 @@ mod tests {
         assert_eq!(process.taken(), 0);
     }
 
+    /// H2: eight front ends with sparse memory took all that the process may map, and the ninth, an honest one, got none.
+    #[test]
+    fn h2_what_each_is_sure_of_is_kept_from_those_that_take_all() {
+        let process = MapBudget::new(900, "process");
+        let ports: Vec<_> = (0..9).map(|_| MapBudget::within(&process, 200, "port")).collect();
+        assert_eq!(
+            ports.iter().filter_map(|port| port.take(200).ok()).collect::<Vec<_>>().len(),
+            4,
+            "as it was"
+        );
+        process.keep_shares();
+        // An equal part is 100, half of it 50.
+        let mut taken: Vec<_> = ports[..8].iter().filter_map(|port| port.take(200).ok()).collect();
+        assert_eq!((taken.len(), process.taken()), (3, 600), "of 900, 300 are kept for six");
+        let over = OverBudget { wanted: 51, taken: 600, limit: 900, kept: 250, name: "process" };
+        assert!(
+            over.to_string()
+                .ends_with("process allows 900 bytes, of which 250 bytes are kept for other ports")
+        );
+        taken.extend(ports[3..].iter().map(|port| port.take(50).unwrap()));
+        assert_eq!(process.taken(), 900, "each has got what it was sure of");
+        assert!(ports[8].take(1).is_err());
+        // One that has gone is sure of nothing.
+        drop((taken, ports));
+        let alone = MapBudget::within(&process, 900, "port");
+        assert!(alone.take(900).is_ok());
+        let second = MapBudget::within(&process, 900, "port");
+        let over = OverBudget { wanted: 700, taken: 0, limit: 900, kept: 225, name: "process" };
+        assert_eq!(alone.take(700).unwrap_err(), over);
+        drop(second);
+    }
+
     #[test]
     fn a_refusal_speaks_in_the_unit_of_the_keys() {
-        let error = OverBudget { wanted: 3 << 29, taken: 4 << 30, limit: 5 << 30, name: "port_memory_gib" };
+        let (wanted, taken, limit) = (3 << 29, 4 << 30, 5 << 30);
+        let error = OverBudget { wanted, taken, limit, kept: 0, name: "port_memory_gib" };
         let text = "1.50 GiB of guest memory cannot be mapped beside the 4 GiB that are: port_memory_gib allows 5 GiB";
         assert_eq!(error.to_string(), text);
         assert!(OverBudget { wanted: 4096, ..error }.to_string().starts_with("4096 bytes of"));

@@ -220,6 +220,7 @@ impl OpenSwitch {
             let name = port.name.clone();
             ports.add(port, plug, &epoll).map_err(port_error(&name))?;
         }
+        ports.keep_shares_of_memory();
         let (mut links, mut mirrors) = (Links::default(), Mirrors::default());
         links.take_over(&links_down);
         links.follow(&mut ports, &workers);

@@ -128,6 +128,11 @@ impl GuestMemoryBudget {
         Self { process, port: bytes(config.port_memory_gib) }
     }
 
+    /// From now on each port is sure of a part of what all may have.
+    pub(crate) fn keep_shares(&self) {
+        self.process.keep_shares();
+    }
+
     /// Makes the budget of one more port.
     fn of_port(&self) -> Arc<MapBudget> {
         MapBudget::within(&self.process, self.port, "[switch] port_memory_gib")

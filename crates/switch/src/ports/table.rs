@@ -94,6 +94,11 @@ impl PortTable {
         }
     }
 
+    /// From now on each port is sure of a part of the memory that all may have mapped: those that another process has served have theirs again.
+    pub(crate) fn keep_shares_of_memory(&self) {
+        self.memory.keep_shares();
+    }
+
     /// Has what is served marked here.
     pub(crate) fn set_marks(&mut self, marks: Marks) {
         self.marks = Arc::new(marks);
