@@ -1,9 +1,9 @@
 //! Plain floods: one port sends as much as goes in, to a second one whose guest takes all of it, or does not.
 
 use ringferry_packet::vnet::Header;
+use ringferry_rig::handmade::{Front, HEADER, Shape};
 use ringferry_virtio_net::Features;
 
-use super::front::{Front, HEADER, Shape};
 use super::{Place, Step};
 use crate::experiment::RowError;
 use crate::frames::to_be_cut;
@@ -189,6 +189,6 @@ pub(super) fn macs(place: &Place) -> Result<Step, RowError> {
         if turn.is_multiple_of(1024) {
             front.check()?;
         }
-        front.rings[1].offer(&mut used)
+        Ok(front.rings[1].offer(&mut used)?)
     }))
 }
