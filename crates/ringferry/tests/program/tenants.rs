@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use ringferry_memory::RegionSpec;
 use ringferry_packet::ether::Mac;
-use ringferry_packet::vnet::Header;
-use ringferry_rig::frames::{frame, mac, pattern, tcp};
+use ringferry_packet::vnet::{F_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, Header};
+use ringferry_rig::frames::{arp, frame, mac, pattern, tagged, tcp};
 use ringferry_rig::guest::{Guest, Options, acquaint, converse};
 use ringferry_rig::handmade::{Front, HEADER, Shape};
 use ringferry_rig::process::eventually;
@@ -267,6 +267,204 @@ fn h2_memory_beyond_the_budget_is_refused_and_its_front_end_is_told_by_name() {
     assert!(shown.contains("[switch] port_memory_gib allows 4 GiB"), "{shown}");
     assert!(switch.show().fdb.addresses() > 100, "the flood is learned");
     converse(&mut a, &mut b, 100, 40);
+    switch.stop();
+}
+
+/// From an access port in a trunk's native VLAN, for a next hop that strips the first tag and takes the second for the VLAN.
+#[test]
+fn m1_a_tag_behind_a_tag_does_not_leave_a_trunk_from_an_access_port() {
+    const NATIVE: u16 = 10;
+    const OTHER: u16 = 20;
+    const CUSTOMER: [u8; 2] = [0x81, 0];
+    const SERVICE: [u8; 2] = [0x88, 0xa8];
+    let place = Place::new();
+    let trunk = format!("trunk,trunk={NATIVE},{OTHER},native={NATIVE}");
+    let switch = place.switch(&[&format!("a,vlan={NATIVE}"), &trunk]);
+    let mut a = switch.plug("a", 1, Options::default());
+    let mut t = switch.plug("trunk", 2, Options::default());
+    let hidden = |to: Mac, number| tagged(&frame(to, a.mac, 100, number), OTHER);
+    let behind = |kind: [u8; 2], vid: u16, inner: &[u8]| {
+        [&inner[..12], &kind, &vid.to_be_bytes(), &inner[12..]].concat()
+    };
+    // Behind a priority tag or a service tag, and at once.
+    let mut hops = Vec::new();
+    for to in [Mac::BROADCAST, t.mac] {
+        for (kind, vid) in [(CUSTOMER, 0), (SERVICE, 0), (SERVICE, OTHER)] {
+            hops.push(behind(kind, vid, &hidden(to, hops.len() as u32)));
+        }
+        hops.push(hidden(to, hops.len() as u32));
+    }
+    // Behind the tag of the VLAN that both are in, which is not removed in front of another one.
+    let own = behind(CUSTOMER, NATIVE, &hidden(t.mac, 98));
+    // The switch knows where both are, so that frames to one address take the short way.
+    acquaint(&mut [&mut a, &mut t]);
+    hops.iter().chain([&own]).for_each(|hop| a.put(&Header::default(), hop));
+    let honest = frame(t.mac, a.mac, 100, 99);
+    a.send(&honest);
+    assert_eq!(t.receive_plain(), honest, "nothing of the frames before it");
+    assert_eq!(switch.drops("a", "vlan"), hops.len() as u64);
+    // A priority tag alone says nothing of a VLAN.
+    let priority = behind(CUSTOMER, 0xe000, &frame(t.mac, a.mac, 100, 100));
+    a.send(&priority);
+    assert_eq!(t.receive_plain(), priority);
+    switch.stop();
+}
+
+/// Every one of these reached another guest, which trusts its device.
+#[test]
+fn m2_virtual_headers_that_are_not_true_of_their_frames_reach_no_other_guest() {
+    const MSS: u16 = 1000;
+    /// Offsets of TCP's checksum, of the source address and of TCP in a frame of IPv4.
+    const CHECKSUM: u16 = 16;
+    const SOURCE: u16 = 26;
+    const TCP: u16 = 34;
+    let place = Place::new();
+    let switch = place.switch(&["a", "b", "villain"]);
+    let (mut a, mut b) = innocent_pair(&switch);
+    let (to_be_cut, large) = tcp(b.mac, VILLAIN, false, &pattern(1, 4 * usize::from(MSS)), MSS);
+    let small = tcp(b.mac, VILLAIN, false, &pattern(2, 100), 0).1;
+    let arp = {
+        let any = [10, 0, 0, 9].into();
+        let mut arp = arp(b.mac, VILLAIN, 1, any, Mac::BROADCAST, any);
+        arp.resize(large.len(), 0);
+        arp
+    };
+    let cut = |gso_type, gso_size| Header { gso_type, gso_size, ..to_be_cut };
+    let sum = |csum_start, csum_offset| Header {
+        flags: F_NEEDS_CSUM,
+        csum_start,
+        csum_offset,
+        ..Header::default()
+    };
+    let lies = [
+        ("TCP over IPv4, of ARP", cut(GSO_TCPV4, MSS), &arp),
+        ("the same with the size that is the kernel's own mark", cut(GSO_TCPV4, 0xffff), &arp),
+        ("TCP over IPv6, of ARP", cut(GSO_TCPV6, MSS), &arp),
+        ("UDP, of ARP", cut(GSO_UDP_L4, MSS), &arp),
+        ("TCP over IPv6, of IPv4", cut(GSO_TCPV6, MSS), &large),
+        ("UDP, of TCP", cut(GSO_UDP_L4, MSS), &large),
+        ("packets of one byte", cut(GSO_TCPV4, 1), &large),
+        ("the size that is the kernel's own mark", cut(GSO_TCPV4, 0xffff), &large),
+        ("a checksum in the source address", sum(SOURCE, 0), &small),
+        ("a checksum in the addresses of Ethernet", sum(0, 0), &small),
+        (
+            "a checksum in the source address, by way of TCP's",
+            Header { csum_start: SOURCE - CHECKSUM, ..to_be_cut },
+            &large,
+        ),
+        ("a checksum behind the frame", sum(TCP, 4000), &small),
+    ];
+    let honest = tcp(b.mac, VILLAIN, false, &pattern(3, 4 * usize::from(MSS)), MSS);
+    // Last, the whole truth: at first from a guest that has not negotiated any of it.
+    for features in
+        [Features::empty(), Features::CSUM | Features::HOST_TSO4 | Features::HOST_TSO6 | Features::HOST_USO]
+    {
+        let sent: Vec<_> =
+            lies.iter().map(|(_, header, frame)| (header, *frame)).chain([(&honest.0, &honest.1)]).collect();
+        let plain = frame(b.mac, VILLAIN, 100, features.bits() as u32);
+        let last = (&Header::default(), &plain);
+        let sent: Vec<_> = sent.into_iter().chain([last]).collect();
+        const APART: usize = 8192;
+        let shape = Shape { features, transmit: 32, buffers: 32 * APART, ..Shape::default() };
+        let mut villain = Front::new(&place.socket("villain"), shape).unwrap();
+        let mut lens = vec![0; usize::from(shape.transmit)];
+        for (at, (header, frame)) in sent.iter().enumerate() {
+            lens[at] = villain.write_frame(at * APART, header, frame).unwrap() as u32;
+        }
+        let buffers = villain.buffers;
+        let buffer = |at: u16| (buffers + u64::from(at) * APART as u64, lens[usize::from(at)]);
+        villain.rings[1].fill(buffer, false).unwrap();
+        villain.start().unwrap();
+        let before = switch.drops("villain", "rx-bad-header");
+        villain.rings[1].set_available(sent.len() as u16).unwrap();
+        villain.rings[1].kick.signal().unwrap();
+        let negotiated = !features.is_empty();
+        if negotiated {
+            let received = b.receive();
+            assert_eq!((received.header.gso_type, received.header.gso_size), (GSO_TCPV4, MSS));
+            assert_eq!(received.frame, honest.1);
+        }
+        assert_eq!(
+            b.receive_plain(),
+            plain,
+            "something came that is not true: one of {:?}",
+            lies.map(|(what, ..)| what)
+        );
+        let lied = lies.len() as u64 + u64::from(!negotiated);
+        assert_eq!(switch.drops("villain", "rx-bad-header") - before, lied);
+        drop(villain);
+    }
+    converse(&mut a, &mut b, 1, 40);
+    switch.stop();
+}
+
+/// What counts is the packets that a frame becomes. The bucket grants one more in a second.
+#[test]
+fn m4_storm_control_counts_the_packets_of_a_frame_that_is_to_be_cut() {
+    const MSS: u16 = 100;
+    const PACKETS: usize = 50;
+    /// Two frames, and a third that borrows.
+    const BURST: usize = 2 * PACKETS;
+    const FRAMES: u32 = 40;
+    let place = Place::new();
+    let switch = place.switch(&[&format!("a,storm=1pps,storm_burst={BURST}"), "b"]);
+    let (mut a, mut b) = {
+        let plug = |port, number| switch.plug(port, number, Options::default());
+        (plug("a", 1), plug("b", 2))
+    };
+    let begin = Instant::now();
+    for number in 0..FRAMES {
+        let (header, frame) =
+            tcp(Mac::BROADCAST, a.mac, false, &pattern(number, PACKETS * usize::from(MSS)), MSS);
+        a.put(&header, &frame);
+    }
+    a.drain();
+    let stormed = switch.drops("a", "storm");
+    let through = switch.port("b").counters["tx_packets"];
+    let granted = BURST + begin.elapsed().as_secs() as usize + 1;
+    assert_eq!(through + stormed, u64::from(FRAMES));
+    assert!(through >= 2, "a burst is let through: {through}");
+    assert!(through as usize <= granted / PACKETS + 1, "{through} frames of {PACKETS} packets went through");
+    for _ in 0..through {
+        assert_eq!(b.receive().header.gso_size, MSS);
+    }
+    switch.stop();
+}
+
+/// A flood from one worker to the other is more than that takes: each of its frames becomes many packets there. The innocent pair goes the same way, and no frame of it is
+/// lost.
+#[test]
+fn m5_a_flood_between_two_workers_costs_an_innocent_pair_no_frame() {
+    const MSS: u16 = 32;
+    const PACKETS: usize = 1000;
+    const ROUNDS: u32 = 200;
+    /// Frames that the pair has under way.
+    const BURST: u32 = 48;
+    let place = Place::new();
+    let sink_port = format!("sink,worker=1,static_macs={SINK_ADDRESS}");
+    let ports = ["a,worker=0", "b,worker=1", "villain,worker=0", &sink_port];
+    let switch = place.start(place.run(&ports).args(["--workers", "2"]), Vec::new());
+    let (mut a, mut b) = innocent_pair(&switch);
+    let sink = sink(&place, "sink", 16_384);
+    let large = tcp(SINK_ADDRESS, VILLAIN, false, &pattern(1, usize::from(MSS) * PACKETS), MSS);
+    let features = Features::CSUM | Features::HOST_TSO4;
+    let villain = flooder(&place, "villain", Shape { features, ..Shape::default() }, large);
+    let (mut taken, mut sent) = (0, 0);
+    let attack = || {
+        sink.rings[0].offer(&mut taken).unwrap();
+        villain.rings[1].offer(&mut sent).unwrap();
+        std::thread::yield_now();
+    };
+    let busy = |port: &str| switch.drops(port, "worker-busy");
+    during(attack, || {
+        eventually("the flood is more than the other worker takes", || (busy("sink") > 0).then_some(()));
+        for number in 0..ROUNDS {
+            converse(&mut a, &mut b, BURST * number, BURST);
+        }
+        let before = busy("sink");
+        eventually("the flood still is", || (busy("sink") > before).then_some(()));
+    });
+    assert_eq!([busy("a"), busy("b")], [0, 0]);
     switch.stop();
 }
 
