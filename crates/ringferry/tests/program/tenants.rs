@@ -502,3 +502,104 @@ fn h4_a_full_ring_that_is_disabled_is_not_emptied_in_one_go() {
     converse(&mut a, &mut b, 1, 40);
     switch.stop();
 }
+
+/// A rule of weight holds from the moment it is set, is shown, and is kept. Two ports always have frames that cost the same, and what counts is the work that was done for each.
+#[test]
+fn h3_a_weight_that_is_set_on_a_running_switch_is_kept_and_shares_the_worker() {
+    const WEIGHT: u16 = 8;
+    const ENTRIES: u16 = 32_768;
+    const MSS: u16 = 1448;
+    const LEN: usize = 64_000;
+    /// Bytes of a buffer that holds the largest frame.
+    const BUFFER: u32 = 1 << 17;
+    /// Work after which the shares of the ports are compared, in nanoseconds.
+    const WORK: u64 = 50_000_000;
+    let place = Place::new();
+    let file = write_file(&place, "[switch]\nworkers = 1", &["heavy", "light", "sink"]);
+    let switch = place.start(ringferry().arg("run").arg(&file), Vec::new());
+    let shape = Shape {
+        receive: ENTRIES,
+        buffers: BUFFER as usize,
+        features: Features::GUEST_CSUM | Features::GUEST_TSO4,
+        ..Shape::default()
+    };
+    let mut sink = Front::new(&place.socket("sink"), shape).unwrap();
+    sink.receive_into(0, BUFFER).unwrap();
+    sink.start().unwrap();
+    switch.set("sink", &[&format!("static_macs={SINK_ADDRESS}")]);
+    let send = |port: &str, number: u8| {
+        let large = tcp(SINK_ADDRESS, mac(number), false, &pattern(1, LEN), MSS);
+        let features = Features::CSUM | Features::HOST_TSO4;
+        flooder(&place, port, Shape { transmit: ENTRIES, features, ..Shape::default() }, large)
+    };
+    let (heavy, light) = (send("heavy", 1), send("light", 2));
+    let rings = [&sink.rings[0], &heavy.rings[1], &light.rings[1]];
+    let mut used = [0; 3];
+    let attack = || {
+        for (ring, used) in rings.iter().zip(&mut used) {
+            ring.offer(used).unwrap();
+        }
+        std::thread::yield_now();
+    };
+    let work = || ["heavy", "light"].map(|port| switch.port(port).counters["work_nanoseconds"]);
+    // How many times as much is done for one of them as for the other, from now on.
+    let ratio = || {
+        let before = work();
+        eventually("work is done for both", || {
+            let now = work();
+            let [heavy, light] = [now[0] - before[0], now[1] - before[1]];
+            (heavy.min(light) > WORK).then(|| heavy as f64 / light as f64)
+        })
+    };
+    let ratios = during(attack, || {
+        let even = ratio();
+        let answer = place.ctl(&["set", "heavy", &format!("weight={WEIGHT}")]);
+        assert_eq!(answer, format!("rules of heavy:\n  weight={WEIGHT}\nkept: in {}\n", file.display()));
+        switch.show();
+        [even, ratio()]
+    });
+    assert!(ratios[0] < f64::from(WEIGHT) / 2.0 && ratios[1] > f64::from(WEIGHT) / 2.0, "{ratios:?}");
+    assert_eq!(place.ctl(&["rules", "heavy"]), format!("rules of heavy:\n  weight={WEIGHT}\n"));
+    assert!(place.ctl(&["dump"]).contains(&format!("weight = {WEIGHT}\n")));
+    assert!(std::fs::read_to_string(&file).unwrap().contains(&format!("weight = {WEIGHT}\n")));
+    switch.stop();
+}
+
+/// Frames between neighbours, and those from addresses that no station has, are a switch's own affair, but for a port that is a wire.
+#[test]
+fn reserved_addresses_are_forwarded_from_a_port_that_says_so_and_from_no_other() {
+    let reserved = |last: u8| Mac([0x01, 0x80, 0xc2, 0, 0, last]);
+    let place = Place::new();
+    let switch = place.switch(&["wire,reserved=forward", "guest", "b"]);
+    let mut wire = switch.plug("wire", 1, Options::default());
+    let mut guest = switch.plug("guest", 2, Options::default());
+    let mut b = switch.plug("b", 3, Options::default());
+    acquaint(&mut [&mut wire, &mut guest, &mut b]);
+    // Spanning tree, PAUSE, LACP, LLDP and all the others; and sources that are a group, everybody, and nobody.
+    let neighbours = |from: Mac| (0..16).map(move |last| frame(reserved(last), from, 60, last.into()));
+    let forged =
+        |to: Mac| [Mac([1, 0, 0, 0, 0, 1]), Mac::BROADCAST, Mac([0; 6])].map(|from| frame(to, from, 60, 1));
+    let all = |from: Mac, to: Mac| neighbours(from).chain(forged(to)).collect::<Vec<_>>();
+    for frame in all(wire.mac, b.mac) {
+        wire.send(&frame);
+        assert_eq!(b.receive_plain(), frame);
+    }
+    // What is flooded from the wire reaches the guest, too.
+    converse(&mut wire, &mut b, 1, 10);
+    guest.pump();
+    while guest.take().is_some() {}
+    let from_guest = all(guest.mac, b.mac);
+    from_guest.iter().for_each(|frame| guest.put(&Header::default(), frame));
+    converse(&mut guest, &mut b, 1, 10);
+    let drops = |port: &str| switch.drops(port, "reserved");
+    assert_eq!((drops("guest"), drops("wire")), (from_guest.len() as u64, 0));
+    // On the running switch, either way.
+    switch.set("guest", &["reserved=forward"]);
+    guest.send(&from_guest[0]);
+    assert_eq!((wire.receive_plain(), b.receive_plain()), (from_guest[0].clone(), from_guest[0].clone()));
+    place.ctl(&["unset", "wire", "reserved"]);
+    wire.send(&frame(reserved(0), wire.mac, 60, 1));
+    converse(&mut wire, &mut b, 2, 10);
+    assert_eq!(drops("wire"), 1);
+    switch.stop();
+}
