@@ -7,6 +7,7 @@
 //! | [`switch`] | a switch under test: the program `ringferry` in a folder of its own |
 //! | [`guest`] | a guest that keeps the rules: our driver half behind a vhost-user socket |
 //! | [`front`] | our driver half as a front end that polls, for tests and for the lab |
+//! | [`handmade`] | an attacker's front end: any number of queue pairs, with rings that are written by hand, for tests and for the lab |
 //! | [`raw`] | a guest that breaks them: it writes its rings word by word |
 //! | [`domu`] | a machine whose domains are processes, and Xen guests on it |
 //! | [`terminal`] | a terminal for a program under test, whose screen is read and whose keys are pressed |
@@ -24,6 +25,7 @@ pub mod domu;
 pub mod frames;
 pub mod front;
 pub mod guest;
+pub mod handmade;
 pub mod process;
 pub mod raw;
 pub mod ready;

@@ -802,6 +802,7 @@ fn takes(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::may;
     use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 
     fn fd_count() -> usize {
@@ -827,8 +828,7 @@ mod tests {
     /// What the kernel does about a user with too many descriptors under way.
     #[test]
     fn l_descriptors_of_the_same_user_that_lie_unread_are_what_a_refusal_is_about() {
-        if !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: another user can be had only by root");
+        if !may("needs root, to have another user", rustix::process::geteuid().is_root()) {
             return;
         }
         let passage = Passage::new().unwrap();

@@ -349,6 +349,7 @@ mod tests {
 
     use super::*;
     use crate::eventfd::EventFd;
+    use crate::testing::may;
 
     /// The watchdog's patience with a test.
     const PATIENCE: Duration = Duration::from_secs(30);
@@ -465,7 +466,7 @@ mod tests {
         let watcher = watchdog.watcher();
         watcher.watch_this_thread();
         let Some(waits) = HoleWaits::of_this_thread().filter(|_| kernel_names_waits()) else {
-            eprintln!("skipped: the kernel does not tell what a thread waits for");
+            may("needs a kernel that tells what a thread waits for", false);
             return;
         };
         let shared = ringferry_memory::SharedMem::new("ringferry-sys-test", PUNCHED).unwrap();

@@ -21,6 +21,7 @@ fn main() {
     match words.next().as_deref() {
         Some("role:inside") => inside(Path::new(&words.next().unwrap())),
         Some("role:late") => late(),
+        Some("role:open") => open(),
         // Test runners list tests first; there are none to list.
         Some("--list") => {}
         _ => {
@@ -53,13 +54,39 @@ fn everything_is_tried() {
             has(&format!("{set}:\t0000000000000000"));
         }
     }
-    // Where dumps are off the kernel gives the process's files to root, and nobody but root reads its memory.
-    let own = rustix::process::geteuid().is_root();
-    assert_eq!(fs::read_dir(format!("/proc/{}/fd", child.id())).is_ok(), own);
+    // Where dumps are off, another process of the same user may not look into it, unless it has the capability to look into any.
+    let looks = |process: u32| {
+        std::thread::scope(|scope| scope.spawn(|| without_ptrace(process)).join().unwrap())
+            .map_err(|error| error.kind())
+    };
+    let mut open = role("role:open").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    assert_eq!(BufReader::new(open.stdout.take().unwrap()).lines().next().unwrap().unwrap(), "open");
+    assert_eq!(looks(open.id()), Ok(()), "a process outside the sandbox can be looked into");
+    drop(open.stdin.take());
+    open.wait().unwrap();
+    assert_eq!(looks(child.id()), Err(ErrorKind::PermissionDenied));
     child.stdin.take().unwrap().write_all(b"go on\n").unwrap();
     let rest: Vec<String> = said.collect();
     assert!(child.wait().unwrap().success(), "{rest:#?}");
     assert_eq!(rest.last().map(String::as_str), Some("done"), "{rest:#?}");
+}
+
+/// Looks at a descriptor of another process, without the capability that root has for it. The thread that called this is good for nothing else any more.
+fn without_ptrace(process: u32) -> io::Result<()> {
+    let mut sets = rustix::thread::capabilities(None)?;
+    sets.effective.remove(CapabilitySet::SYS_PTRACE);
+    sets.permitted.remove(CapabilitySet::SYS_PTRACE);
+    rustix::thread::set_capabilities(None, sets)?;
+    fs::read_link(format!("/proc/{process}/fd/0")).map(drop)
+}
+
+/// A process that has no more capabilities than one in the sandbox, and nothing else of it, until its input ends.
+fn open() {
+    let none = CapabilitySet::empty();
+    let sets = rustix::thread::CapabilitySets { effective: none, permitted: none, inheritable: none };
+    rustix::thread::set_capabilities(None, sets).unwrap();
+    println!("open");
+    io::stdin().read_line(&mut String::new()).unwrap();
 }
 
 fn inside(folder: &Path) {

@@ -1,6 +1,7 @@
 //! Front ends and guests that break every rule: only their own queue or connection suffers, it is
 //! counted and said once, and they can begin anew.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -8,8 +9,10 @@ use std::time::Instant;
 use ringferry_control::snapshot::PortState;
 use ringferry_memory::RegionSpec;
 use ringferry_packet::ether::Mac;
+use ringferry_packet::vnet::Header;
 use ringferry_rig::frames::{frame, mac, pattern};
 use ringferry_rig::guest::{Guest, Options, acquaint, converse};
+use ringferry_rig::handmade::{AVAIL, Front, Shape};
 use ringferry_rig::process::{eventually, may};
 use ringferry_rig::raw::{BASE, BUFFERS, ENTRIES, INDIRECT, NEXT, RX, Raw, SIZE, TX, WRITE};
 use ringferry_rig::switch::{Place, Switch};
@@ -17,6 +20,7 @@ use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
 use ringferry_vhost_user::FrontendError;
 use ringferry_vhost_user::message::{MAX_PAYLOAD, Request};
+use ringferry_virtio_net::Features;
 use rustix::fs::FallocateFlags;
 
 /// Address of the guest that breaks the rules.
@@ -306,6 +310,87 @@ fn a_guest_that_breaks_the_rules_breaks_one_queue_and_a_restart_heals_it() {
     scene.switch.stop();
 }
 
+/// A rule that the driver of a packed transmitq can break, by what it writes into the ring, which has that many entries, and its buffers.
+type PackedCrime = (&'static str, u16, fn(&Front));
+
+const PACKED_CRIMES: [PackedCrime; 9] = [
+    ("loop of all descriptors", ENTRIES, |front| chain(front, 0..ENTRIES, 64)),
+    ("loop of empty descriptors", ENTRIES, |front| chain(front, 0..ENTRIES, 0)),
+    ("more descriptors than a chain may have", 2048, |front| {
+        chain(front, 0..1025, 1);
+        front.rings[1].describe_packed(1025, front.buffers, 1, 0, AVAIL).unwrap();
+    }),
+    ("chain of 4 GiB", ENTRIES, |front| {
+        front.rings[1].describe_packed(1, front.buffers, u32::MAX, 0, AVAIL).unwrap();
+        front.rings[1].describe_packed(0, front.buffers, u32::MAX, 0, AVAIL | NEXT).unwrap();
+    }),
+    ("buffer in no memory", ENTRIES, |front| {
+        front.rings[1].describe_packed(0, 0xdead_0000_0000, 64, 0, AVAIL).unwrap();
+    }),
+    ("indirect table in no memory", ENTRIES, |front| {
+        front.rings[1].describe_packed(0, 0xdead_0000_0000, 64, 0, AVAIL | INDIRECT).unwrap();
+    }),
+    ("indirect table that ends within a descriptor", ENTRIES, |front| {
+        front.rings[1].describe_packed(0, front.buffers, 17, 0, AVAIL | INDIRECT).unwrap();
+    }),
+    ("indirect table that is followed by a descriptor", ENTRIES, |front| {
+        front.write(0, &descriptor(front.buffers, 64)).unwrap();
+        front.rings[1].describe_packed(1, front.buffers, 64, 0, AVAIL).unwrap();
+        front.rings[1].describe_packed(0, front.buffers, 16, 0, AVAIL | INDIRECT | NEXT).unwrap();
+    }),
+    ("indirect table of more descriptors than a chain may have", ENTRIES, |front| {
+        front.write(0, &descriptor(front.buffers, 1).repeat(1025)).unwrap();
+        front.rings[1].describe_packed(0, front.buffers, 16 * 1025, 0, AVAIL | INDIRECT).unwrap();
+    }),
+];
+
+/// Makes descriptors of a packed transmitq available that all go on, the first one last.
+fn chain(front: &Front, range: Range<u16>, len: u32) {
+    for at in range.rev() {
+        front.rings[1].describe_packed(at, front.buffers, len, 0, AVAIL | NEXT).unwrap();
+    }
+}
+
+/// A descriptor of an indirect table in a packed ring.
+fn descriptor(addr: u64, len: u32) -> Vec<u8> {
+    [&addr.to_le_bytes()[..], &len.to_le_bytes(), &[0; 4]].concat()
+}
+
+/// The shapes that a driver of a split ring is tried with, and those of packed rings that went round for ever elsewhere.
+#[test]
+fn a_guest_that_breaks_the_rules_of_a_packed_ring_breaks_it_and_a_new_connection_heals_it() {
+    let place = Place::new();
+    let mut scene = Scene::new(&place);
+    let features = Features::RING_PACKED | Features::INDIRECT_DESC;
+    for (count, (what, transmit, commit)) in (1..).zip(PACKED_CRIMES) {
+        let shape = Shape { features, transmit, ..Shape::default() };
+        let mut villain = Front::new(&place.socket("villain"), shape).unwrap();
+        villain.start().unwrap();
+        scene.switch.until_state("villain", PortState::Up);
+        commit(&villain);
+        villain.rings[1].kick.signal().unwrap();
+        let port = scene.switch.until_state("villain", PortState::Broken);
+        let [rx, tx] = &port.queues[..] else { panic!("{:?}", port.queues) };
+        assert!(tx.broken.is_some() && rx.broken.is_none(), "{what}: {:?}", port.queues);
+        villain.rings[1].kick.signal().unwrap();
+        scene.others_talk();
+        let port = scene.switch.port("villain");
+        assert_eq!(port.counters["ring_errors"], count, "{what}");
+        drop(villain);
+    }
+    // A ring that breaks no rule, in the same layout.
+    let shape = Shape { features, transmit: ENTRIES, ..Shape::default() };
+    let mut reformed = Front::new(&place.socket("villain"), shape).unwrap();
+    reformed.start().unwrap();
+    scene.switch.until_state("villain", PortState::Up);
+    let hello = frame(Mac::BROADCAST, VILLAIN, 200, 1);
+    let len = reformed.write_frame(0, &Header::default(), &hello).unwrap() as u32;
+    reformed.rings[1].describe_packed(0, reformed.buffers, len, 0, AVAIL).unwrap();
+    reformed.rings[1].kick.signal().unwrap();
+    assert_eq!((scene.a.receive_plain(), scene.b.receive_plain()), (hello.clone(), hello));
+    scene.switch.stop();
+}
+
 #[test]
 fn a_broken_queue_is_logged_once() {
     let place = Place::new();
@@ -459,6 +544,23 @@ fn h1_a_call_event_that_blocks_while_a_command_is_carried_out_stops_nobody_and_c
     scene.others_talk();
     assert_eq!(scene.switch.port("villain").counters["connections"], 1);
     drop(again);
+    scene.switch.stop();
+}
+
+#[test]
+fn h1_an_error_event_that_blocks_when_a_ring_breaks_stops_nobody_and_costs_its_session() {
+    let place = Place::new();
+    let mut scene = Scene::new(&place);
+    let mut villain = Raw::plug(scene.switch.connect("villain"));
+    scene.switch.until_state("villain", PortState::Up);
+    spring(&villain.errors[usize::from(TX)]);
+    // A head that there is not, of which the front end is to be told.
+    villain.offer(TX, ENTRIES);
+    scene.others_talk();
+    let port = scene.switch.until("villain", "in quarantine", |port| port.fault.is_some());
+    assert_eq!(port.fault.as_deref(), Some("its error event blocks whoever signals it"));
+    assert_eq!((port.state, port.counters["ring_errors"]), (PortState::Down, 1));
+    scene.others_talk();
     scene.switch.stop();
 }
 

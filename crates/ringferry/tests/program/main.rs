@@ -26,6 +26,7 @@
 //! | [`rules_kernel`] | rules of taps, and of guests, whose kernel has other ideas |
 //! | [`sandbox`] | what the switch gives up, what it still does, and its helper |
 //! | [`straight`] | large frames of a tap, which the kernel writes to where they are read |
+//! | [`tenants`] | what one guest or front end does to the others: their frames and answers come while the attack goes on |
 //! | [`trace`] | what would become of a frame, and what becomes of one |
 //! | [`why`] | what `ringferry ctl why` says of ports that carry nothing, and of loads |
 //! | [`json`] | what every command prints with `--json` is as docs/schema/ says |
@@ -63,6 +64,7 @@ mod rules;
 mod rules_kernel;
 mod sandbox;
 mod straight;
+mod tenants;
 mod top;
 mod trace;
 mod why;

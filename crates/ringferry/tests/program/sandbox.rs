@@ -7,6 +7,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use landlock::{AccessFs, Ruleset, RulesetAttr};
 use ringferry_control::snapshot::PortState;
 use ringferry_rig::guest::{Guest, Options, acquaint, converse};
 use ringferry_rig::process::{eventually, in_a_namespace, may, may_network};
@@ -109,6 +110,32 @@ fn in_the_sandbox_traffic_flows_rules_are_kept_and_all_threads_are_confined() {
     switch.stop();
     assert_eq!(place.files(), ["switch.toml"]);
     eventually("the helper ends", || (!is_alive(helper)).then_some(()));
+}
+
+/// The kernel has Landlock in so many layers, one for each sandbox in a sandbox; whoever asks for one more is refused.
+const LAYERS: usize = 16;
+
+#[test]
+fn what_the_sandbox_lacks_is_said_and_the_switch_runs_without_it() {
+    // The layers are this thread's, and that of what it starts.
+    let thread = std::thread::spawn(|| {
+        for _ in 0..LAYERS {
+            let rules = Ruleset::default().handle_access(AccessFs::MakeBlock).unwrap().create().unwrap();
+            rules.restrict_self().unwrap();
+        }
+        let place = Place::new();
+        let switch = confined(&place, &["a", "b"]);
+        switch.process.until_logged_times("the sandbox lacks Landlock: ", 1);
+        let [mut a, mut b] =
+            [("a", 1), ("b", 2)].map(|(port, number)| switch.plug(port, number, Options::default()));
+        acquaint(&mut [&mut a, &mut b]);
+        converse(&mut a, &mut b, 1, 10);
+        assert_eq!(switch.process.logged("in a sandbox: "), 0, "it says that it has everything");
+        let pid = switch.process.pid();
+        assert_eq!(status(pid, pid, "Seccomp").as_deref(), Some("2"), "and the rest it has");
+        switch.stop();
+    });
+    thread.join().unwrap();
 }
 
 #[test]

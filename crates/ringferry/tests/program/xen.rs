@@ -1,7 +1,11 @@
 //! Xen guests on a switch, beside guests over vhost-user: our front end, in domains that are processes.
 
-use std::net::Ipv4Addr;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ringferry_control::snapshot::{GrantSnapshot, PortSnapshot, PortState};
@@ -19,6 +23,7 @@ use ringferry_xen::domain::{DomId, Domain, EventPort, PAGE};
 use ringferry_xen::grant::GrantRef;
 use ringferry_xen::netif::wire::{ERROR, TxFlags, TxResponse};
 use ringferry_xen::process::ProcessDomain;
+use ringferry_xen::store::wire::Kind;
 use ringferry_xen::store::{Nodes, path};
 use ringferry_xen_net::xenbus::FrontConfig;
 use rustix::process::Signal;
@@ -696,4 +701,95 @@ fn d6_a_ring_that_a_back_end_breaks_costs_the_ring_and_not_the_tap() {
     netfront.until_logged_times("the back end broke a ring", 1);
     let report: serde_json::Value = serde_json::from_str(&output).unwrap();
     assert_eq!(report["connections"], 2, "{output}");
+}
+
+/// A header of the store's messages: the type, the request's number, the transaction's, and the length of what follows.
+const STORE_HEADER: usize = 16;
+
+/// Reads a message of the store: its type, and all of it.
+fn store_message(stream: &mut UnixStream) -> std::io::Result<(u32, Vec<u8>)> {
+    let mut message = vec![0; STORE_HEADER];
+    stream.read_exact(&mut message)?;
+    let word = |at: usize| u32::from_le_bytes(message[at..at + 4].try_into().unwrap());
+    let (kind, len) = (word(0), word(12));
+    message.resize(STORE_HEADER + len as usize, 0);
+    stream.read_exact(&mut message[STORE_HEADER..])?;
+    Ok((kind, message))
+}
+
+/// Stands between one client and its store at `socket`. Once `chatters` is set, it tells before every answer that the state which the client watches has been
+/// written, as if its peer did nothing else: whoever asks once for each change has always another one.
+fn stand_between(socket: PathBuf, chatters: Arc<AtomicBool>) {
+    let real = socket.with_extension("real");
+    std::fs::rename(&socket, &real).unwrap();
+    let listener = UnixListener::bind(&socket).unwrap();
+    std::thread::spawn(move || {
+        let client = listener.accept().unwrap().0;
+        let mut store = UnixStream::connect(real).unwrap();
+        let (mut from_client, mut to_client) = (client.try_clone().unwrap(), client.try_clone().unwrap());
+        let mut to_store = store.try_clone().unwrap();
+        // What is told of a change is what was said when the watch began: the path, and the client's mark.
+        let watch = Arc::new(Mutex::new(Vec::new()));
+        let watched = Arc::clone(&watch);
+        std::thread::spawn(move || {
+            while let Ok((kind, message)) = store_message(&mut from_client) {
+                let (_, about) = message.split_at(STORE_HEADER);
+                let path = about.split(|byte| *byte == 0).next().unwrap();
+                if kind == Kind::Watch as u32 && path.ends_with(b"/state") {
+                    let header = [Kind::WatchEvent as u32, 0, 0, about.len() as u32].map(u32::to_le_bytes);
+                    *watched.lock().unwrap() = [header.as_flattened(), about].concat();
+                }
+                if to_store.write_all(&message).is_err() {
+                    break;
+                }
+            }
+            let _ = to_store.shutdown(Shutdown::Both);
+        });
+        while let Ok((kind, message)) = store_message(&mut store) {
+            let answers = kind != Kind::WatchEvent as u32;
+            let change = if answers && chatters.load(Ordering::Relaxed) {
+                watch.lock().unwrap().clone()
+            } else {
+                Vec::new()
+            };
+            if to_client.write_all(&[change, message].concat()).is_err() {
+                break;
+            }
+        }
+        let _ = client.shutdown(Shutdown::Both);
+    });
+}
+
+/// There is always a step for the front end to take, and it hears its signals all the same.
+#[test]
+fn d7_a_state_that_is_written_without_end_does_not_keep_the_front_end_from_its_signals() {
+    if !may_network() {
+        return;
+    }
+    let place = Place::new();
+    let mut machine = Machine::new(&place);
+    machine.create(DomId(ONE), 0);
+    let (back, front) = nodes(DomId(ONE), 0);
+    machine.tools.write(&path::join(&back, "feature-rx-copy"), "1").unwrap();
+    let words = ["--address", "10.99.0.2/24", "--no-static-grants", "--no-split-events"];
+    let mut command = machine.netfront(ONE, &words);
+    let chatters = Arc::new(AtomicBool::new(false));
+    stand_between(place.path().join(format!("store-{ONE}")), Arc::clone(&chatters));
+    let mut netfront = Process::start(&mut command, Spawn::default());
+    let state = path::join(&back, "state");
+    for (announced, answer) in [("1", "2"), ("4", "4")] {
+        eventually("the front end goes on", || {
+            let now = machine.tools.text(&path::join(&front, "state")).unwrap();
+            (now.as_deref() == Some(announced)).then_some(())
+        });
+        machine.tools.write(&state, answer).unwrap();
+    }
+    netfront.until_logged("the link is up");
+    chatters.store(true, Ordering::Relaxed);
+    machine.tools.write(&state, "4").unwrap();
+    netfront.signal(Signal::TERM);
+    eventually("it ends", || (!netfront.is_running()).then_some(()));
+    assert!(netfront.wait().0.success(), "{:#?}", netfront.log());
+    // It has waited for a back end that never let go, and no longer than for any.
+    netfront.until_logged_times("the back end does not let go of the interface", 1);
 }

@@ -116,7 +116,7 @@ mod tests {
     use super::*;
     use crate::netif;
     use crate::tap::{HEADER_LEN, MAX_READ, TapConfig};
-    use crate::testing::in_new_net;
+    use crate::testing::{in_new_net, may};
 
     /// `count` queues of a tap that is up, and whose neighbour 10.0.0.2 is known.
     fn queues(count: usize) -> Vec<Tap> {
@@ -179,7 +179,7 @@ mod tests {
             let taps = queues(3);
             if let Err(error) = taps[0].steer_to_first(Some(1)) {
                 assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
-                eprintln!("skipped: no permission to load programs into the kernel");
+                may("needs the permission to load programs into the kernel", false);
                 return;
             }
             send(60);

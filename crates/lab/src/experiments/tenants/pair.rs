@@ -14,10 +14,10 @@ use ringferry_nic::rx::{PolicyKind, RxConfig};
 use ringferry_nic::tx::TxConfig;
 use ringferry_packet::vnet::Header;
 use ringferry_rig::front::{Front, wanted};
+use ringferry_rig::handmade::connect;
 use ringferry_virtio_net::Features;
 use ringferry_virtio_net::driver::{Pair as QueuePair, PairConfig};
 
-use super::attacks::connect;
 use crate::experiment::RowError;
 
 /// Bytes of a frame of the stream, and of requests and answers.

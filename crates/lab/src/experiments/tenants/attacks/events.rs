@@ -3,12 +3,12 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use ringferry_packet::vnet::Header;
+use ringferry_rig::handmade::{Front, Shape};
 use ringferry_virtio_net::Features;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use super::floods::{frame, mac};
-use super::front::{Front, Shape};
 use super::{Place, Step};
 use crate::experiment::RowError;
 

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use ringferry_packet::vnet::Header;
+use ringferry_rig::handmade::{Front, HEADER, PAGE, Shape};
 use ringferry_virtio_net::Features;
 
-use super::front::{Front, HEADER, PAGE, Shape};
 use super::{Place, Step};
 use crate::experiment::RowError;
 use crate::frames::to_be_cut;
@@ -155,7 +155,7 @@ impl Receivers {
 
     /// Fails once the switch has ended one of the connections.
     fn check(&mut self) -> Result<(), RowError> {
-        self.fronts.iter_mut().try_for_each(|(front, _)| front.check())
+        Ok(self.fronts.iter_mut().try_for_each(|(front, _)| front.check())?)
     }
 }
 
@@ -262,6 +262,6 @@ pub(super) fn macs(place: &Place) -> Result<Step, RowError> {
         if turn.is_multiple_of(1024) {
             front.check()?;
         }
-        front.rings[1].offer(&mut used)
+        Ok(front.rings[1].offer(&mut used)?)
     }))
 }

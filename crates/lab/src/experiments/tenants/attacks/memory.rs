@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ringferry_memory::RegionSpec;
 use ringferry_packet::vnet::Header;
+use ringferry_rig::handmade::{Front, Shape};
 use ringferry_vhost_user::ProtocolFeatures;
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 
 use super::floods::{frame, mac};
-use super::front::{Front, Shape};
 use super::{Place, Step};
 use crate::experiment::RowError;
 

@@ -3,11 +3,11 @@
 use std::io;
 use std::os::fd::AsFd;
 
+use ringferry_rig::handmade::{Front, Shape, connect};
 use ringferry_sys::socket::Stream;
 use ringferry_vhost_user::Frontend;
 use ringferry_vhost_user::message::{NO_FD, Request, VERSION};
 
-use super::front::{Front, Shape, connect};
 use super::{Place, Step};
 use crate::experiment::RowError;
 

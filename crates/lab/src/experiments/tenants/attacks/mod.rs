@@ -4,7 +4,6 @@
 //!
 //! | module | attacks |
 //! |---|---|
-//! | `front` | the attacker's front end: any number of queue pairs, with rings that are written by hand |
 //! | `floods` | more frames than the switch can carry, large, small, to everybody, from any address, for bad receivers; M5: to another worker's port |
 //! | `segments` | H3, M4: frames that are many packets, for many |
 //! | `rings` | H4: full rings that are disabled; rings that break |
@@ -14,13 +13,10 @@
 
 mod events;
 mod floods;
-mod front;
 mod memory;
 mod messages;
 mod rings;
 mod segments;
-
-pub(super) use self::front::connect;
 
 use std::io::Write;
 use std::path::PathBuf;

@@ -4,10 +4,10 @@
 //! a ring that is disabled are to be discarded.
 
 use ringferry_packet::vnet::Header;
+use ringferry_rig::handmade::{Front, Shape};
 use ringferry_vhost_user::FrontendError;
 
 use super::floods::{frame, mac};
-use super::front::{Front, Shape};
 use super::{Place, Step};
 use crate::experiment::RowError;
 

@@ -193,6 +193,39 @@ fn m4_storm_control_counts_the_packets_of_a_frame() {
     assert_eq!(ports.send(Header::NONE, frame([0xff; 6], OWN, &[8, 0]))[0].len(), 0, "nothing is left");
 }
 
+/// A guest that has all the addresses that it may have, and makes up more of them, still has the announcements for one that it may have later.
+#[test]
+fn m5_an_address_that_is_refused_is_not_announced() {
+    let mut bed = Bed::new(&SwitchConfig::default(), 2);
+    let limited = |max_macs| Rules { max_macs: Some(max_macs), ..Rules::default() };
+    let (id, guest) = bed.add(&HeapPort { rules: limited(1), ..HeapPort::default() });
+    let [other, bystander] = [1, 1].map(|first| bed.add(&HeapPort { first, ..HeapPort::default() }).1);
+    let of = |number: u32| {
+        let [.., a, b, c] = number.to_be_bytes();
+        [2, 0, 0, a, b, c]
+    };
+    let hello =
+        |from: u32, to: [u8; 6]| HeapFrame::new(Header::default(), frame(to, of(from), &[0x88, 0xb5]));
+    let (first, late, others) = (1, 2, 3);
+    guest.send(0, hello(first, [0xff; 6]));
+    other.send(0, hello(others, [0xff; 6]));
+    bed.run();
+    // The clock stands still, so that nothing is granted meanwhile.
+    for number in 1000..2500 {
+        guest.send(0, hello(number, of(others)));
+        bed.run();
+    }
+    assert_eq!(bed.totals(id).drops_by_name()["mac-limit"], 1500);
+    bed.set_rules(id, &limited(2));
+    guest.send(0, hello(late, of(others)));
+    bed.run();
+    [&guest, &other, &bystander].iter().for_each(|wire| drop(wire.received(0)));
+    other.send(0, hello(others, of(late)));
+    bed.run();
+    let received = [&guest, &bystander].map(|wire| wire.received(0).len());
+    assert_eq!(received, [1, 0], "the other worker knows where it is");
+}
+
 /// A guest that has used up its announcements takes an address on its own worker, and the worker of whoever uses that address hears nothing of it.
 #[test]
 fn an_address_that_cannot_be_announced_is_not_taken_from_another_worker() {
