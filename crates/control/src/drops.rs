@@ -142,11 +142,12 @@ drop_reasons! {
     /// The port has `max_macs` addresses already and this frame has another one, or one that is fixed to
     /// another port (`static_macs`).
     MacLimit = "mac-limit" at Sender,
-        "Raise `max_macs` if the guest bridges; otherwise it floods addresses, or pretends to be another \
-         guest.",
+        "Raise `max_macs`, if the port has it and the guest bridges; otherwise it floods addresses, or \
+         pretends to be another guest, and the rule does what it is for.",
     /// The port sent more broadcast, multicast and unknown-destination frames than `storm` allows.
     Storm = "storm" at Sender,
-        "Look for a loop (two paths between the same networks) or a scan; else raise the limit.",
+        "Look for a loop (two paths between the same networks) or a scan; `ctl link` takes a port down that \
+         floods on purpose. Raise the limit only if what was sent is wanted.",
     /// More was sent to the port than `rate_out` or `rate_out_packets` allows, for so long that its queue was full, or stood for more than
     /// 5 ms (CoDel).
     RateOut = "rate-out" at Receiver,
@@ -156,11 +157,11 @@ drop_reasons! {
     TooBigAnswered = "too-big-answered" at Receiver,
         "Nothing, if it is a few per connection. Otherwise the sender ignores ICMP (a firewall in the \
          guest): give both ends the same MTU.",
-    /// The receiving guest spreads each frame over so many small buffers that filling them took more than the port's share of its worker, and others had work
-    /// to be done.
+    /// The receiving guest spreads frames over so many small buffers that filling them takes more than is granted, or, while others have work to be
+    /// done, more than the port's share of its worker.
     DearBuffers = "dear-buffers" at Receiver,
-        "Others are protected from it. In the guest: mergeable buffers (`mrg_rxbuf`), or buffers of at least a \
-         few hundred bytes. A larger `weight` of the port gives it more.",
+        "A fault of the guest's driver, or an attack; others are protected from it. In the guest: buffers of \
+         at least a few hundred bytes.",
 }
 
 impl DropReason {

@@ -407,7 +407,7 @@ keys! {
             example: "2",
         }
         /// Limits the guest memory that all vhost-user ports together may have mapped. A front end whose memory would
-        /// exceed it is refused.
+        /// exceed it is refused. Half of it is kept for all ports in equal parts, whatever others take.
         guest_memory_gib: u32 {
             is: number_of("GiB", 1..=MAX_MEMORY_GIB as u64),
             default: Unset::Value("65536"),

@@ -40,8 +40,8 @@ keys! {
             default: Unset::Value("false"),
             example: "true",
         }
-        /// Says whether frames to the reserved addresses of IEEE 802.1Q (01:80:c2:00:00:00 to 0f) and frames from a
-        /// group address are dropped or forwarded.
+        /// Says whether frames to the reserved addresses of IEEE 802.1Q (01:80:c2:00:00:00 to 0f), MAC control frames (PAUSE)
+        /// to any address, and frames from a group address or from all zeros are dropped or forwarded.
         reserved: bool {
             is: Choice {
                 what: "a treatment of reserved addresses",

@@ -10,7 +10,8 @@
 //! of either type, and then uses the tag behind it. Four rules keep a frame in its VLAN there, too. A
 //! priority tag in front of another tag is dropped where it comes in, at every port. A port with VLAN rules
 //! takes and sends no frame without a tag of its own whose payload begins with [one](TAG_TYPES), and sends no
-//! priority tags. A tag is not removed in front of another one.
+//! priority tags, and takes no frame with the tag of its native VLAN in front of another. A tag is not removed in
+//! front of another one.
 
 use arrayvec::ArrayVec;
 use ringferry_packet::ether::{MIN_FRAME, TYPE_SERVICE_VLAN, TYPE_VLAN};
@@ -125,6 +126,10 @@ impl Membership {
                 let vid = match tci & VID {
                     0 if is_tag(prefix, TAG_AT + TAG_LEN) => return None,
                     0 => self.native?,
+                    // Where frames of its native VLAN have no tag, one that has it and another one behind it wants to hop.
+                    vid if self.limited && self.native == Some(vid) && is_tag(prefix, TAG_AT + TAG_LEN) => {
+                        return None;
+                    }
                     vid if self.has(vid) => vid,
                     _ => return None,
                 };
@@ -513,7 +518,9 @@ mod tests {
     #[test]
     fn double_tagging_does_not_hop() {
         let double = frame(&[(TYPE_VLAN, 5), (TYPE_VLAN, 6)], &[8, 0]);
-        let tagged = Membership::new(&Vlans::Access(5)).classify(&double, &PLAIN).unwrap();
+        assert_eq!(vid(&Membership::new(&Vlans::Access(5)), &double), None, "its sender is named");
+        assert_eq!(vid(&trunk(None, Some(5)), &double), None);
+        let tagged = trunk(None, None).classify(&double, &PLAIN).unwrap();
         let retag = tagged.retag(trunk(None, Some(5)).leaves(5).unwrap());
         assert_eq!(retag, Retag::Strip);
         assert_eq!(retagged(retag, &mut PLAIN.clone(), &double), None);
@@ -562,6 +569,7 @@ mod tests {
             let expected = match wire.map(|tci| tci & VID) {
                 None if foreign && from != Vlans::default() => None,
                 Some(0) if tags.len() > 1 => None,
+                Some(vid) if Some(vid) == native && tags.len() > 1 && from != Vlans::default() => None,
                 None | Some(0) => native,
                 Some(vid) => Some(vid).filter(|vid| member(&from, *vid).is_some()),
             };

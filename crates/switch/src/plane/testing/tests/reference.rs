@@ -68,14 +68,15 @@ fn egress(vlans: &Vlans, vid: Vid) -> Option<bool> {
     allows.then_some(true)
 }
 
-/// The VLAN of a frame with this tag, at a port.
-fn ingress(vlans: &Vlans, tag: Option<u16>) -> Option<Vid> {
+/// The VLAN of a frame with these tags, at a port.
+fn ingress(vlans: &Vlans, tags: &[u16]) -> Option<Vid> {
     let native = match vlans {
         Vlans::Access(vid) => Some(*vid),
         Vlans::Trunk { native, .. } => *native,
     };
-    match tag.map(|tci| tci & 0xfff) {
+    match tags.first().map(|tci| tci & 0xfff) {
         None | Some(0) => native,
+        vid if vid == native && tags.len() > 1 && *vlans != Vlans::default() => None,
         Some(vid) => egress(vlans, vid).map(|_| vid),
     }
 }
@@ -126,7 +127,7 @@ impl Reference {
     pub(super) fn forward(&mut self, from: usize, frame: &Frame, now: u32) -> Outcome {
         let mut outcome = Outcome::default();
         let sender = self.rules(from).clone();
-        let Some(vid) = ingress(&sender.vlans, frame.tags.first().copied()) else {
+        let Some(vid) = ingress(&sender.vlans, &frame.tags) else {
             outcome.dropped.push((from, DropReason::Vlan));
             return outcome;
         };
