@@ -495,7 +495,7 @@ fn a_driver_of_tiny_buffers_gets_fewer_frames_and_one_of_small_ones_all() {
                     raw.chain(&pieces);
                 }
                 Err(refused) => {
-                    assert_eq!(refused, Refused::TooBig);
+                    assert_eq!(refused, Refused::Dear);
                     lost += 1;
                 }
             }
@@ -504,6 +504,32 @@ fn a_driver_of_tiny_buffers_gets_fewer_frames_and_one_of_small_ones_all() {
         }
         assert_eq!(lost == 0, all, "{lost} of {count} buffers of {len}");
         assert!(lost < frames * 3 / 4, "{lost}");
+    }
+}
+
+/// What a driver in order posts costs it nothing; buffers that are many for no good reason do.
+#[test]
+fn unusual_buffers_are_counted_and_those_of_real_drivers_are_none() {
+    // Chains of so many buffers of so many bytes, frames of so many bytes, and whether each frame takes some beyond what is usual.
+    for (features, count, len, frame, unusual) in [
+        (PLAIN, 19, 4096, 60, 0),
+        (PLAIN, 19, 4096, 65_000, 0),
+        (PLAIN, 2, 1514, 1500, 0),
+        (PLAIN, 60, 64, 60, 40),
+        (MERGEABLE, 1, 1536, 1500, 0),
+        (MERGEABLE, 1, 1536, 65_000, 0),
+        (MERGEABLE, 1, 128, 1500, 9),
+        (MERGEABLE, 1, 14, 60, 5),
+    ] {
+        let (mut raw, mut queue) = receiver(features);
+        let pieces: Vec<_> = (0..count).map(|i| writable(BUFFERS + i * 4096, len)).collect();
+        for _ in 0..if count > 1 { 2 } else { 64 } {
+            raw.chain(&pieces);
+        }
+        assert_eq!(deliver(&raw, &mut queue, &payload(1, frame)), Ok(()));
+        assert_eq!(queue.unusual_buffers(), unusual, "{count} of {len} for {frame} bytes");
+        queue.flush();
+        assert_eq!(queue.unusual_buffers(), 0);
     }
 }
 

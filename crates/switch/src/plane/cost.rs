@@ -3,7 +3,7 @@
 //! Work is charged to the port that *sent* a frame, in whichever worker it is done, and by effort, not by
 //! success: a frame that no receiver has buffers for is charged all the same. Workers share their time
 //! between ports by it ([`fair`](super::worker)), end bursts by it, and put off frames that are too much at
-//! once. Only what its buffers are is a receiver's own affair: those beside one for each frame are [its debt](super::worker).
+//! once. Only what its buffers are is a receiver's own affair: those beyond what is usual are [its debt](super::worker).
 //! Costs come from a price list and not from a clock: a clock cannot say beforehand what a frame will
 //! cost, charges a port for time in which the worker was preempted, and would make the results of a test
 //! depend on the machine. The prices are those of a 3 GHz core with the caches warm, rounded; their ratios
@@ -30,9 +30,9 @@ const SEGMENT: u64 = 80;
 const PIECE: u64 = 10;
 /// Reading a descriptor of a chain of several.
 const DESCRIPTOR: u64 = 30;
-/// Each further buffer that a receiver has a frame spread over. In an indirect table it costs a third of that, at the other end of a large ring that the
-/// other processor has written some times as much.
-const BUFFER: u64 = 15;
+/// Each buffer that a receiver has a frame spread over beyond what is usual. Measured where each lies on a page of its own, at the other end of a large ring:
+/// 130 ns.
+const BUFFER: u64 = 130;
 /// A system call for a frame, from a tap or to it.
 const SYSTEM_CALL: u64 = 1_000;
 /// Writing the record of a captured frame.
@@ -101,9 +101,9 @@ pub(crate) const fn of_further_descriptors(descriptors: usize) -> u64 {
     descriptors as u64 * DESCRIPTOR
 }
 
-/// The price of so many buffers of a receiver beside one for each frame, which is the receiver's.
+/// The price of so many buffers of a receiver beyond what is usual, which is the receiver's.
 #[inline]
-pub(crate) const fn of_further_buffers(buffers: usize) -> u64 {
+pub(crate) const fn of_unusual_buffers(buffers: usize) -> u64 {
     buffers as u64 * BUFFER
 }
 

@@ -128,7 +128,7 @@ pub(crate) struct Forwarder {
     put_off: Vec<SlowFrame>,
     /// Ports in whose shapers frames wait now, each once, for the worker to set a timer.
     waiting: Vec<PortId>,
-    /// Ports whose buffers have cost more than one for each frame, for the worker to charge them.
+    /// Ports whose buffers have cost more than is usual, for the worker to charge them.
     dear: Vec<PortId>,
     /// Storage for a frame that must be in one piece.
     scratch: Vec<u8>,
@@ -161,7 +161,7 @@ impl Forwarder {
         self.waiting.pop()
     }
 
-    /// A port whose buffers have cost more than one for each frame since this was last asked.
+    /// A port whose buffers have cost more than is usual since this was last asked.
     #[inline]
     pub(crate) fn next_dear(&mut self) -> Option<PortId> {
         self.dear.pop()
@@ -170,7 +170,7 @@ impl Forwarder {
     /// Takes note of a port that was flushed.
     #[inline]
     pub(crate) fn note_flushed<P: Queues>(&mut self, port: &Port<P>) {
-        if port.further > 0 {
+        if port.dear > 0 {
             self.dear.push(port.handle.id);
         }
     }
@@ -515,7 +515,7 @@ impl Forwarder {
                 }
             }
             port.flush();
-            if port.further > 0 {
+            if port.dear > 0 {
                 dear.push(output);
             }
             captures += port.capture.as_deref().map_or(0, PortCapture::take_cost);

@@ -114,7 +114,7 @@ pub(crate) struct Port<P> {
     /// Its administrator has taken its link down: no frame passes.
     pub(crate) link_down: bool,
     /// What its buffers have cost that it has not been charged with yet.
-    pub(crate) further: u64,
+    pub(crate) dear: u64,
     /// It takes no frames, as its buffers have cost more than its share of the worker.
     pub(crate) owes: bool,
     /// Its captures, if there are any.
@@ -151,7 +151,7 @@ impl<P: Queues> Port<P> {
             news: TokenBucket::new(NEWS),
             starved: None,
             link_down: false,
-            further: 0,
+            dear: 0,
             owes: false,
             capture: None,
         }
@@ -726,9 +726,9 @@ impl<P: Queues> Port<P> {
     /// Publishes the delivered frames to the receiver and notifies it if it wants to be.
     #[inline]
     pub(crate) fn flush(&mut self) {
-        let further = self.queues.flush();
-        if further > 0 {
-            self.further += cost::of_further_buffers(further);
+        let unusual = self.queues.flush();
+        if unusual > 0 {
+            self.dear += cost::of_unusual_buffers(unusual);
         }
     }
 }

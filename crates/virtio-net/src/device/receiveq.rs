@@ -32,6 +32,16 @@ const fn granted_buffers(need: usize) -> usize {
     8 + need / 128
 }
 
+/// Buffers that frames of one burst which take several fill at most: 32 frames of 64 KiB take 1408 of Linux's. Each may lie on a page that nobody has
+/// touched, which takes a microsecond or more: bursts of 32 frames into buffers of 128 bytes, each on such a page, took 20 ms.
+const MOST_FILLED: usize = 2048;
+
+/// Buffers in a chain that a driver posts for the largest frames: 17 pages and two more (Linux without mergeable buffers has 19).
+const USUAL_CHAIN: usize = 20;
+
+/// Bytes of the smallest buffer that a driver has a frame spread over: Linux's have 1280 at least.
+const USUAL_BUFFER: usize = 512;
+
 /// Most granted buffers that are saved up: some frames may take as many as there are.
 const MOST_GRANTED: usize = 4096;
 
@@ -41,9 +51,12 @@ pub enum Refused {
     /// The driver has not posted enough buffers for the frame.
     #[error("no receive buffers")]
     NoBuffers,
-    /// The next buffer is too small for the frame, and frames may not be spread over several; or buffers are so small that each frame takes dozens.
+    /// The next buffer is too small for the frame, and frames may not be spread over several.
     #[error("frame larger than the receive buffer")]
     TooBig,
+    /// Buffers are so small that each frame takes dozens, and the driver has had more of them filled than it is granted.
+    #[error("frame spread over too many receive buffers")]
+    Dear,
     /// The ring is broken by a violation of its driver.
     #[error("the ring is broken")]
     Broken,
@@ -94,6 +107,8 @@ pub struct Receiveq<A: Words> {
     granted: usize,
     /// Chains of this burst that were filled beside the first of each frame.
     spread: usize,
+    /// Buffers of this burst that were filled by frames which take several.
+    filled: usize,
 }
 
 impl<A: Words> Receiveq<A> {
@@ -109,6 +124,7 @@ impl<A: Words> Receiveq<A> {
             ahead: 1,
             granted: MOST_GRANTED,
             spread: 0,
+            filled: 0,
         }
     }
 
@@ -232,7 +248,7 @@ impl<A: Words> Receiveq<A> {
             return Ok(());
         }
         if !self.afford(count, need) {
-            return Err(Refused::TooBig);
+            return Err(Refused::Dear);
         }
         // 5.1.6.4.1: num_buffers is 1 when the feature is not negotiated.
         header.num_buffers = count as u16;
@@ -371,8 +387,12 @@ impl<A: Words> Receiveq<A> {
         });
         let buffers = buffers.count();
         let granted = (self.granted + granted_buffers(need)).min(MOST_GRANTED);
-        let affords = buffers <= granted;
-        self.granted = if affords { granted - buffers } else { granted };
+        let affords = buffers <= granted && self.filled + buffers <= MOST_FILLED;
+        self.granted = granted;
+        if affords {
+            self.granted -= buffers;
+            self.filled += buffers;
+        }
         affords
     }
 
@@ -446,12 +466,19 @@ impl<A: Words> Receiveq<A> {
         taken
     }
 
-    /// Returns the number of buffers that this burst has taken beside one for each frame: those of chains of
-    /// several that were read, filled or not, and those of frames that lie in several chains. A driver
-    /// that posts single buffers for whole frames causes none.
+    /// Returns the number of buffers that this burst has taken beyond what frames take that a usual driver has posted for: those that were read of
+    /// [long chains](USUAL_CHAIN), filled or not, and those of frames that are spread over [small ones](USUAL_BUFFER).
     #[inline]
-    pub fn further_buffers(&self) -> usize {
-        self.chains.further_buffers() + self.spread
+    pub fn unusual_buffers(&self) -> usize {
+        if self.chains.further_buffers() == 0 && self.spread == 0 { 0 } else { self.count_unusual() }
+    }
+
+    #[cold]
+    fn count_unusual(&self) -> usize {
+        let usual_chains = self.chains.len() * USUAL_CHAIN;
+        let bytes: usize = self.written.iter().map(|done| done.written() as usize).sum();
+        self.chains.further_buffers().saturating_sub(usual_chains)
+            + self.spread.saturating_sub(bytes / USUAL_BUFFER)
     }
 
     /// Publishes the delivered frames to the driver and returns unused chains to the ring. Returns
@@ -463,7 +490,7 @@ impl<A: Words> Receiveq<A> {
         }
         self.ring.untake(&self.chains.all()[self.next..]);
         self.chains.clear();
-        (self.next, self.spread) = (0, 0);
+        (self.next, self.spread, self.filled) = (0, 0, 0);
         self.ring.complete_all(self.written.drain(..));
         self.ring.publish()
     }

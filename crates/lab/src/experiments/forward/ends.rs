@@ -128,7 +128,7 @@ impl Ends {
         match self.near.deliver(&mut self.near_memory.translator(), Header::default(), &frame, &[]) {
             // The forwarder may not have posted its buffers yet.
             Ok(()) | Err(Refused::NoBuffers | Refused::Broken) => {}
-            Err(refused @ Refused::TooBig) => return Err(RowError::failed(refused)),
+            Err(refused @ (Refused::TooBig | Refused::Dear)) => return Err(RowError::failed(refused)),
         }
         self.near.flush();
         Ok(())
@@ -155,7 +155,7 @@ impl Ends {
                     counts.cut_short += 1;
                     break;
                 }
-                Err(refused @ Refused::TooBig) => return Err(RowError::failed(refused)),
+                Err(refused @ (Refused::TooBig | Refused::Dear)) => return Err(RowError::failed(refused)),
             }
         }
         // The forwarder polls.

@@ -239,7 +239,7 @@ impl Generator {
                 Ok(()) => *sent += 1,
                 // What is broken is told by the check.
                 Err(Refused::NoBuffers | Refused::Broken) => break,
-                Err(refused @ Refused::TooBig) => return Err(RowError::failed(refused)),
+                Err(refused @ (Refused::TooBig | Refused::Dear)) => return Err(RowError::failed(refused)),
             }
         }
         receiveq.flush();

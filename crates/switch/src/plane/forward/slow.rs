@@ -100,7 +100,7 @@ impl Forwarder {
         let sitting = Sitting { from: done, most: PACKETS };
         let left = port.deliver_part(&burst, frame, retag, sitting, tx);
         port.flush();
-        if port.further > 0 {
+        if port.dear > 0 {
             dear.push(output);
         }
         if left > 0 {

@@ -2,18 +2,16 @@
 //!
 //! A frame is paid for by its sender, who does not choose what it is written to: a guest that posts chains of dozens of small buffers, on as many pages,
 //! makes the delivery of each frame ten times as dear, and with a port of its own that sends to it, it would have most of the worker for the price of
-//! a flood of small frames. So the buffers beside one for each frame are the receiver's [debt](Debts::charge). It is paid like that of a
-//! [sender](super::fair), in every round, and while it is above [`MOST`] the port takes nothing more (`dear-buffers`).
-//!
-//! A debt is forgiven when nobody else had work: a guest without mergeable buffers, of which each frame takes a chain of 19 with Linux, loses nothing
-//! because of it on a worker that has only those to serve who send to it.
+//! a flood of small frames. So the buffers beyond what usual drivers have frames take are the receiver's [debt](Debts::charge): no driver in order has any.
+//! It is paid like that of a [sender](super::fair), in every round, and while it is above [`MOST`] the port takes nothing more (`dear-buffers`).
+//! A debt is forgiven when nobody else had work.
 
 use crate::fdb::PortId;
 use crate::plane::port::Port;
 use crate::plane::queues::Queues;
 use crate::plane::worker::fair::Accounts;
 
-/// The debt above which a port takes nothing more, in the unit of [`cost`](crate::plane::cost): a burst of 32 frames in chains of a hundred.
+/// The debt above which a port takes nothing more, in the unit of [`cost`](crate::plane::cost): some 400 buffers.
 const MOST: u64 = 50_000;
 
 /// A port that owes.
@@ -32,21 +30,13 @@ pub(super) struct Debts {
 }
 
 impl Debts {
-    /// Takes note of what a port's buffers have cost.
+    /// Takes note of what a port's buffers have cost. It takes what comes until the end of the round, when it is known who else had work.
     #[cold]
-    pub(super) fn charge<P: Queues>(&mut self, port: &mut Port<P>, cost: u64) {
-        let id = port.handle.id;
-        let owed = match self.debts.iter_mut().find(|debt| debt.port == id) {
-            Some(debt) => {
-                debt.owed += cost;
-                debt.owed
-            }
-            None => {
-                self.debts.push(Debt { port: id, owed: cost });
-                cost
-            }
-        };
-        port.owes = owed > MOST;
+    pub(super) fn charge(&mut self, port: PortId, cost: u64) {
+        match self.debts.iter_mut().find(|debt| debt.port == port) {
+            Some(debt) => debt.owed += cost,
+            None => self.debts.push(Debt { port, owed: cost }),
+        }
     }
 
     /// Takes note that a port had work that has cost no receiver anything.
@@ -57,7 +47,7 @@ impl Debts {
         }
     }
 
-    /// Pays in a new round what ports owe: all of it, if nobody else had work in the last one.
+    /// Pays what ports owe at the end of a round: all of it, if nobody else had work in it.
     #[inline]
     pub(super) fn pay<P: Queues>(&mut self, ports: &mut [Option<Port<P>>], accounts: &mut Accounts) {
         if !self.debts.is_empty() {

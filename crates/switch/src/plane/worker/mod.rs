@@ -158,8 +158,22 @@ impl Polled {
 struct Audit {
     clock: ThreadClock,
     until: Instant,
+    /// What reading the clock takes, which is more than most polls: a system call.
+    overhead: Duration,
     /// Something took so much longer than its price that the audit is to go on.
     found: bool,
+}
+
+impl Audit {
+    fn begin(clock: ThreadClock, now: Instant) -> Self {
+        let used = || clock.used().unwrap_or_default();
+        // The longest of a few, so that nothing is found where nothing was done.
+        let overhead = (0..8).map(|_| {
+            let before = used();
+            used().saturating_sub(before)
+        });
+        Audit { clock, until: now + AUDIT, overhead: overhead.max().unwrap_or_default(), found: false }
+    }
 }
 
 /// A suspicion that work takes longer than its price, as time has passed much faster than work was charged. The thread may only have been preempted:
@@ -352,7 +366,7 @@ impl<P: Queues> Worker<P> {
             (audit @ None, Some(Suspicion { clock, used, worked })) => {
                 let took = clock.used().unwrap_or_default().saturating_sub(used);
                 if took > EVENTS_TIME / 2 + price(worked) {
-                    *audit = Some(Audit { clock, until: now + AUDIT, found: false });
+                    *audit = Some(Audit::begin(clock, now));
                 }
             }
             (None, None) if now - last.at > EVENTS_TIME + price(last.worked) => {
@@ -417,10 +431,12 @@ impl<P: Queues> Worker<P> {
     /// Polls every active source once whose port may be served; whether anything moved, or was left out.
     pub(crate) fn round(&mut self) -> bool {
         let mut moved = self.run_timers();
+        if moved {
+            self.note_debts(None);
+        }
         moved |= self.fdb.forget_some(FORGET);
         moved |= self.poll_handoff();
         self.accounts.next_round();
-        self.debts.pay(&mut self.ports, &mut self.accounts);
         self.worked += ROUND;
         // A port that may be served in every round, but not all of its queues, begins with another one each time.
         if std::mem::take(&mut self.left_out) && !self.active.is_empty() {
@@ -433,11 +449,13 @@ impl<P: Queues> Worker<P> {
                 at += 1;
                 continue;
             }
-            let polled = if self.audit.is_none() { self.poll(source) } else { self.poll_audited(source) };
+            // What has been silent for long is not measured: it would cost more than the poll.
+            let polled = if self.audit.is_none() || empty >= ROUNDS_TO_ARM {
+                self.poll_charged(source)
+            } else {
+                self.poll_audited(source)
+            };
             moved |= polled.moved;
-            if polled.moved {
-                self.note_debts(source.port);
-            }
             if polled.exhausted || !polled.moved && empty >= ROUNDS_TO_ARM && self.arm(source) {
                 // In order: the queues of a port that is paced take turns.
                 self.active.remove(at);
@@ -453,6 +471,7 @@ impl<P: Queues> Worker<P> {
             moved |= self.deliver_mirrored();
         }
         self.convict();
+        self.debts.pay(&mut self.ports, &mut self.accounts);
         if self.left_out && !moved {
             let Worker { accounts, active, .. } = self;
             accounts.skip_rounds(active.iter().map(|active| active.source.port));
@@ -460,19 +479,19 @@ impl<P: Queues> Worker<P> {
         moved || self.left_out
     }
 
-    /// Charges receivers for their buffers, after something of this port's was forwarded.
+    /// Charges receivers for their buffers, after something was forwarded: of this port, or of a shaper's.
     #[inline]
-    fn note_debts(&mut self, from: PortId) {
+    fn note_debts(&mut self, from: Option<PortId>) {
         let mut any = false;
         while let Some(id) = self.forwarder.next_dear() {
             any = true;
             let Some(Some(port)) = self.ports.get_mut(usize::from(id.0)) else { continue };
-            let cost = std::mem::take(&mut port.further);
+            let cost = std::mem::take(&mut port.dear);
             port.handle.counters.work_nanoseconds.add(cost);
             self.worked += cost;
-            self.debts.charge(port, cost);
+            self.debts.charge(id, cost);
         }
-        if !any {
+        if let Some(from) = from.filter(|_| !any) {
             self.debts.note_other(from);
         }
     }
@@ -631,20 +650,32 @@ impl<P: Queues> Worker<P> {
         self.ports.get_mut(usize::from(id.0))?.as_mut()
     }
 
-    /// [Polls](Self::poll) in an audit: what that took beyond its price is charged, too.
+    /// [Polls](Self::poll), and charges receivers for their buffers.
+    #[inline]
+    fn poll_charged(&mut self, source: Source) -> Polled {
+        let polled = self.poll(source);
+        if polled.moved {
+            self.note_debts(Some(source.port));
+        }
+        polled
+    }
+
+    /// Does the same in an audit: what that took beyond its price is charged, too.
     #[cold]
     fn poll_audited(&mut self, source: Source) -> Polled {
-        let Some(clock) = self.audit.as_ref().map(|audit| audit.clock) else { return self.poll(source) };
+        let Some((clock, overhead)) = self.audit.as_ref().map(|audit| (audit.clock, audit.overhead)) else {
+            return self.poll_charged(source);
+        };
         let used = || clock.used().unwrap_or_default();
         let (before, worked, burst) = (used(), self.worked, self.accounts.burst(source.port));
-        let polled = self.poll(source);
-        let took = used().saturating_sub(before).as_nanos() as u64;
+        let polled = self.poll_charged(source);
+        let took = used().saturating_sub(before + overhead).as_nanos() as u64;
         let price = self.worked - worked;
         if polled.moved && took > price {
             self.charge(source.port, took - price);
             self.accounts.note_burst(source.port, burst, took, TURN_COST);
         }
-        if let Some(audit) = &mut self.audit {
+        if let Some(audit) = self.audit.as_mut().filter(|_| polled.moved) {
             audit.found |= took > u64::from(SUSPICIOUS) * price.max(ROUND);
         }
         polled

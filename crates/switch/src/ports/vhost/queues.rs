@@ -422,7 +422,7 @@ impl Queues for VhostQueues {
         let mut further = 0;
         for (pair, queue) in shared.pairs.iter().zip(rx) {
             let Some(queue) = queue else { continue };
-            further += queue.queue.further_buffers();
+            further += queue.queue.unusual_buffers();
             // A queue that took no frame is flushed, too: it may hold chains that it has read ahead.
             let call = queue.queue.flush();
             if queue.dropped > 0 {
@@ -608,6 +608,7 @@ fn reason(refused: Refused) -> DropReason {
     match refused {
         Refused::NoBuffers => DropReason::NoReceiveBuffers,
         Refused::TooBig => DropReason::TxTooBig,
+        Refused::Dear => DropReason::DearBuffers,
         Refused::Broken => DropReason::LinkDown,
     }
 }

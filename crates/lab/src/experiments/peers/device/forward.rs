@@ -67,7 +67,7 @@ impl Forward {
                 match receiveq.deliver(&mut translator, frame.header, first, rest) {
                     Ok(()) => counts.sent += 1,
                     Err(Refused::NoBuffers | Refused::Broken) => counts.dropped += 1,
-                    Err(refused @ Refused::TooBig) => good = Err(RowError::failed(refused)),
+                    Err(refused @ (Refused::TooBig | Refused::Dear)) => good = Err(RowError::failed(refused)),
                 }
             }
             counts.received += burst.len() as u64;
@@ -126,7 +126,7 @@ impl Forward {
                     counts.dropped += (lengths.len() - at) as u64;
                     break;
                 }
-                Err(refused @ Refused::TooBig) => return Err(RowError::failed(refused)),
+                Err(refused @ (Refused::TooBig | Refused::Dear)) => return Err(RowError::failed(refused)),
             }
         }
         end.flush();

@@ -52,7 +52,7 @@ impl Engine for Source {
                 Ok(()) => counts.sent += 1,
                 // What is broken is told by the check below.
                 Err(Refused::NoBuffers | Refused::Broken) => break,
-                Err(refused @ Refused::TooBig) => return Err(RowError::failed(refused)),
+                Err(refused @ (Refused::TooBig | Refused::Dear)) => return Err(RowError::failed(refused)),
             }
         }
         end.flush();

@@ -235,7 +235,7 @@ fn h3_a_receiver_whose_buffers_are_dear_takes_no_more_than_its_share() {
     assert_eq!(ports.drops(receiver, "dear-buffers"), 0);
 }
 
-/// A guest of which each frame takes a chain of 19 loses nothing on a worker that has only those to serve who send to it.
+/// A guest whose buffers are dear loses nothing on a worker that has only those to serve who send to it.
 #[test]
 fn h3_dear_buffers_cost_nothing_where_nobody_else_waits() {
     let mut ports = Ports::new(1);
@@ -251,6 +251,34 @@ fn h3_dear_buffers_cost_nothing_where_nobody_else_waits() {
     }
     assert_eq!(ports.drops(receiver, "dear-buffers"), 0);
     assert!(ports.received(receiver).len() > 3000);
+}
+
+/// H3: an audit, in which others are much slower, went on for as long as there were queues that are polled and silent: to read the clock takes longer than to poll one.
+#[test]
+fn h3_silent_queues_prolong_no_audit() {
+    let mut ports = Ports::new(1);
+    let [silent, receiver] = [16, 1].map(|pairs| ports.add(pairs, Offloads::all(), 0, 1));
+    let long = Duration::from_millis(20);
+    // The worker has worked for that long itself.
+    let work = |ports: &Ports| {
+        ports.wires[usize::from(silent)].burden(Duration::from_millis(2));
+        ports.fill(silent, &small(silent, mac(receiver)), 8);
+    };
+    ports.bed.look_after(0, long, 0);
+    work(&ports);
+    ports.bed.round(0);
+    assert!(ports.bed.look_after(0, long, 0), "there is an audit");
+    ports.bed.run();
+    ports.wires[usize::from(silent)].burden(Duration::ZERO);
+    ports.bed.look_after(0, 10 * long, 0);
+    for queue in 0..16 {
+        ports.wires[usize::from(silent)].kick(queue);
+    }
+    ports.bed.serve_events(0);
+    for _ in 0..1000 {
+        ports.bed.round(0);
+    }
+    assert!(!ports.bed.look_after(0, 20 * long, 0), "it has found nothing");
 }
 
 /// H3: what is put off is delivered, whole and in order, and what is sent after it does not overtake it.
