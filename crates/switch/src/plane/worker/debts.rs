@@ -14,6 +14,9 @@ use crate::plane::worker::fair::Accounts;
 /// The debt above which a port takes nothing more, in the unit of [`cost`](crate::plane::cost): some 400 buffers.
 const MOST: u64 = 50_000;
 
+/// So many others that one of them owes nothing, as far as anybody cares.
+const MANY: usize = 16;
+
 /// A port that owes.
 #[derive(Clone, Copy, Debug)]
 struct Debt {
@@ -25,8 +28,8 @@ struct Debt {
 #[derive(Debug, Default)]
 pub(super) struct Debts {
     debts: Vec<Debt>,
-    /// A port has had work in this round that neither owes nor has sent to one that does.
-    others: bool,
+    /// Ports that have had work in this round which has cost no receiver anything, no more than [`MANY`].
+    others: Vec<PortId>,
 }
 
 impl Debts {
@@ -42,8 +45,8 @@ impl Debts {
     /// Takes note that a port had work that has cost no receiver anything.
     #[inline]
     pub(super) fn note_other(&mut self, port: PortId) {
-        if !self.debts.is_empty() {
-            self.others |= self.debts.iter().all(|debt| debt.port != port);
+        if self.others.last() != Some(&port) && self.others.len() < MANY {
+            self.others.push(port);
         }
     }
 
@@ -53,11 +56,13 @@ impl Debts {
         if !self.debts.is_empty() {
             self.pay_all(ports, accounts);
         }
+        self.others.clear();
     }
 
     #[cold]
     fn pay_all<P: Queues>(&mut self, ports: &mut [Option<Port<P>>], accounts: &mut Accounts) {
-        let others = std::mem::take(&mut self.others);
+        let owes = |port: &PortId| self.debts.iter().any(|debt| debt.port == *port);
+        let others = self.others.len() == MANY || !self.others.iter().all(owes);
         self.debts.retain_mut(|Debt { port: id, owed }| {
             let Some(Some(port)) = ports.get_mut(usize::from(id.0)) else { return false };
             *owed = if others { owed.saturating_sub(accounts.payment(*id)) } else { 0 };
