@@ -127,28 +127,30 @@ impl MapBudget {
     /// # Errors
     /// [`OverBudget`], of this budget or of the one that it is within; nothing is taken then.
     pub fn take(self: &Arc<Self>, bytes: u64) -> Result<Taken, OverBudget> {
-        let outer = self.within.as_ref().map(|outer| outer.take_for(self, bytes)).transpose()?;
-        self.take_of(bytes, 0, outer)
+        let mut taken = self.take_of(bytes, 0)?;
+        taken.outer =
+            self.within.as_ref().map(|outer| outer.take_for(self, bytes)).transpose()?.map(Box::new);
+        Ok(taken)
     }
 
-    /// Takes `bytes` for a budget within this one, of what is not kept for others.
+    /// Takes `bytes` that a budget within this one has taken, of what is not kept for others.
     fn take_for(self: &Arc<Self>, member: &Arc<MapBudget>, bytes: u64) -> Result<Taken, OverBudget> {
         let mut members = self.lock_members();
         members.retain(|member| member.strong_count() > 0);
         let sure = self.limit / 2 / members.len().max(1) as u64;
         let others = members.iter().filter(|other| other.as_ptr() != Arc::as_ptr(member));
         let unused = others.filter_map(Weak::upgrade).map(|other| sure.saturating_sub(other.taken()));
-        let is_sure = member.taken().saturating_add(bytes) <= sure || !self.shares.load(Ordering::Relaxed);
+        let is_sure = member.taken() <= sure || !self.shares.load(Ordering::Relaxed);
         let kept = if is_sure { 0 } else { unused.sum() };
-        self.take_of(bytes, kept, None)
+        self.take_of(bytes, kept)
     }
 
     /// Takes `bytes` of what is not taken and not `kept`.
-    fn take_of(self: &Arc<Self>, bytes: u64, kept: u64, outer: Option<Taken>) -> Result<Taken, OverBudget> {
+    fn take_of(self: &Arc<Self>, bytes: u64, kept: u64) -> Result<Taken, OverBudget> {
         let room = self.limit - kept.min(self.limit);
         let add = |taken: u64| taken.checked_add(bytes).filter(|sum| *sum <= room);
         match self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
-            Ok(_) => Ok(Taken { budget: Arc::clone(self), bytes, _outer: outer.map(Box::new) }),
+            Ok(_) => Ok(Taken { budget: Arc::clone(self), bytes, outer: None }),
             Err(taken) => Err(OverBudget { wanted: bytes, taken, limit: self.limit, kept, name: self.name }),
         }
     }
@@ -159,7 +161,8 @@ impl MapBudget {
 pub struct Taken {
     budget: Arc<MapBudget>,
     bytes: u64,
-    _outer: Option<Box<Taken>>,
+    /// What was taken of the budget that it is within: given back with this.
+    outer: Option<Box<Taken>>,
 }
 
 impl Drop for Taken {
