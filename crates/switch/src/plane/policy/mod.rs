@@ -246,7 +246,7 @@ impl WireCost {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
+    use std::sync::atomic::AtomicU64;
 
     use proptest::prelude::*;
     use ringferry_memory::ReadSlice;
@@ -261,8 +261,10 @@ mod tests {
     const OWN: Mac = Mac([2, 0, 0, 0, 0, 1]);
     const OTHER: Mac = Mac([2, 0, 0, 0, 0, 2]);
 
+    /// Time stands still: buckets are asked twice, and a later question must not come earlier.
     fn now() -> Now {
-        Now::new(Clock::Monotonic(Instant::now()), 0)
+        static STILL: AtomicU64 = AtomicU64::new(0);
+        Now::new(Clock::Scripted(&STILL), 0)
     }
 
     /// Returns the rate of a bucket so slow that no token is added while a test runs.
