@@ -8,6 +8,7 @@
 
 use ringferry_memory::ReadSlice;
 
+use crate::ether;
 use crate::vnet::{Header, Invalid, Offloads, VALIDATED_HEAD};
 
 /// Number of bytes of a frame that are copied for look-up: one cache line, which is sufficient for Ethernet, a VLAN tag,
@@ -44,9 +45,19 @@ impl Frame {
     /// with one comparison.
     #[inline]
     pub fn ethernet_header(&self) -> u128 {
-        const HEADER: u128 = (1 << (8 * crate::ether::MIN_FRAME)) - 1;
+        const HEADER: u128 = (1 << (8 * ether::MIN_FRAME)) - 1;
         let (first, _) = self.prefix.split_first_chunk().unwrap_or((&[0; 16], &[]));
         u128::from_le_bytes(*first) & HEADER
+    }
+
+    /// Returns true for a [MAC control frame](ether::is_mac_control). Nearly all frames are none, which takes a comparison.
+    #[inline]
+    pub fn is_mac_control(&self) -> bool {
+        const TYPE: u32 = 8 * (ether::MIN_FRAME as u32 - 2);
+        match ((self.ethernet_header() >> TYPE) as u16).swap_bytes() {
+            ether::TYPE_MAC_CONTROL | ether::TYPE_VLAN => ether::is_mac_control(self.prefix()),
+            _ => false,
+        }
     }
 
     /// Returns the same bytes for rewriting, for example of addresses. The delivered frame begins with them.

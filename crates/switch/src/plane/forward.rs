@@ -387,7 +387,7 @@ impl Forwarder {
             };
             *foreign |= tagged.is_foreign();
             let is_known = learned == Some((tagged.vid, src));
-            if (ether::is_mac_control(prefix) || !is_known && !src.is_station()) && !reserved_pass {
+            if (frame.is_mac_control() || !is_known && !src.is_station()) && !reserved_pass {
                 effects.count(port, DropReason::Reserved, 1);
                 effects.refuse(port, DropReason::Reserved, (burst, frame), from.queue, now);
                 decisions.push(Decision::NOWHERE);

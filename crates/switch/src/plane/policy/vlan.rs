@@ -119,23 +119,27 @@ impl Membership {
             Tci::None if self.limited && is_tag(prefix, TAG_AT) => None,
             Tci::None => Some(Tagged { vid: self.native?, wire: None }),
             Tci::Cut => None,
-            Tci::Is(tci) => {
-                if header.needs_csum() && usize::from(header.csum_start) < MIN_TAGGED {
-                    return None;
-                }
-                let vid = match tci & VID {
-                    0 if is_tag(prefix, TAG_AT + TAG_LEN) => return None,
-                    0 => self.native?,
-                    // Where frames of its native VLAN have no tag, one that has it and another one behind it wants to hop.
-                    vid if self.limited && self.native == Some(vid) && is_tag(prefix, TAG_AT + TAG_LEN) => {
-                        return None;
-                    }
-                    vid if self.has(vid) => vid,
-                    _ => return None,
-                };
-                Some(Tagged { vid, wire: Some(tci) })
-            }
+            Tci::Is(tci) => self.classify_tagged(tci, prefix, header),
         }
+    }
+
+    /// Does the same for a frame with a tag. Apart, as frames without one are to pay nothing for it.
+    #[inline(never)]
+    fn classify_tagged(&self, tci: u16, prefix: &[u8], header: &Header) -> Option<Tagged> {
+        if header.needs_csum() && usize::from(header.csum_start) < MIN_TAGGED {
+            return None;
+        }
+        let vid = match tci & VID {
+            0 if is_tag(prefix, TAG_AT + TAG_LEN) => return None,
+            0 => self.native?,
+            // Where frames of its native VLAN have no tag, one that has it and another one behind it wants to hop.
+            vid if self.limited && self.native == Some(vid) && is_tag(prefix, TAG_AT + TAG_LEN) => {
+                return None;
+            }
+            vid if self.has(vid) => vid,
+            _ => return None,
+        };
+        Some(Tagged { vid, wire: Some(tci) })
     }
 
     /// Returns the tagging with which a frame that begins with `prefix` leaves by this port; `None` if it
