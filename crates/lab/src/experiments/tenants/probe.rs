@@ -121,7 +121,8 @@ impl Control {
     /// Asks once, over a fresh connection, for all ports and what they have counted: `ctl show`, and `dpif/show`. Returns whether that was answered.
     pub(super) fn ask(&self) -> std::io::Result<bool> {
         let (socket, question): (_, &[u8]) = match self {
-            Control::Ringferry(socket) => (socket, b"{\"command\":\"show\"}\n"),
+            // Without the addresses of the forwarding database, as what is printed has only their number.
+            Control::Ringferry(socket) => (socket, b"{\"command\":\"show\",\"addresses\":0}\n"),
             Control::Ovs(socket) => (socket, br#"{"id":0,"method":"dpif/show","params":[]}"#),
         };
         let stream = Stream::connect(socket)?;
