@@ -262,7 +262,7 @@ impl<P: Queues> Port<P> {
         }
     }
 
-    /// Takes frames that have waited and for which there are tokens, up to `max` and until they cost `most` in the unit of [`cost`](super::cost); returns
+    /// Takes frames that have waited and for which there are tokens, up to `max` and until they cost `most` in the unit of [`cost`]; returns
     /// them with what they cost. Counts those that are dropped instead.
     pub(crate) fn release(&mut self, max: usize, most: u64, now: &Now) -> (Vec<Delayed>, u64) {
         let micros = now.micros();

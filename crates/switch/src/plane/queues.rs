@@ -263,7 +263,7 @@ pub trait Queues: Send + Sized + 'static {
     fn probe(&mut self, queue: u16, packets: &[(Header, Vec<u8>)]) -> Vec<Result<Delivery, DropReason>>;
 
     /// Publishes the delivered frames to the receiver and notifies it if it wants to be. Returns how many buffers of the receiver's were taken, or looked at,
-    /// beyond what usual drivers have frames take: [what they cost is the receiver's own](crate::plane::worker).
+    /// beyond what usual drivers have frames take: what they cost is the receiver's own.
     fn flush(&mut self) -> usize;
 
     /// Starts serving one more queue. Returns its number if packets come from it now.

@@ -467,7 +467,7 @@ impl<A: Words> Receiveq<A> {
     }
 
     /// Returns the number of buffers that this burst has taken beyond what frames take that a usual driver has posted for: those that were read of
-    /// [long chains](USUAL_CHAIN), filled or not, and those of frames that are spread over [small ones](USUAL_BUFFER).
+    /// long chains, filled or not, and those of frames that are spread over small ones.
     #[inline]
     pub fn unusual_buffers(&self) -> usize {
         if self.chains.further_buffers() == 0 && self.spread == 0 { 0 } else { self.count_unusual() }
