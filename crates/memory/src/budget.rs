@@ -34,7 +34,7 @@ pub struct OverBudget {
     pub name: &'static str,
 }
 
-/// What is kept for others, if it is anything.
+/// A number of bytes that are kept for others, if there are any, behind a limit.
 struct Kept(u64);
 
 impl fmt::Display for Kept {
@@ -66,20 +66,14 @@ pub struct MapBudget {
     within: Option<Arc<MapBudget>>,
     /// Those that are within this one. Who takes for one of them has it locked.
     members: Mutex<Vec<Weak<MapBudget>>>,
+    /// True once what its members are sure of is [kept](Self::keep_shares) for them.
     shares: AtomicBool,
 }
 
 impl MapBudget {
     /// Makes a budget of `limit` bytes. `name` is what sets the limit, such as a configuration key, for error messages.
     pub fn new(limit: u64, name: &'static str) -> Arc<MapBudget> {
-        Arc::new(MapBudget {
-            limit,
-            name,
-            taken: AtomicU64::new(0),
-            within: None,
-            members: Mutex::default(),
-            shares: AtomicBool::new(false),
-        })
+        Self::make(limit, name, None)
     }
 
     /// Makes a budget that nothing exceeds.
@@ -89,17 +83,14 @@ impl MapBudget {
 
     /// Makes a budget of `limit` bytes, whatever is taken of which is also taken of `outer`.
     pub fn within(outer: &Arc<MapBudget>, limit: u64, name: &'static str) -> Arc<MapBudget> {
-        let within = Some(Arc::clone(outer));
-        let budget = Arc::new(MapBudget {
-            limit,
-            name,
-            taken: AtomicU64::new(0),
-            within,
-            members: Mutex::default(),
-            shares: AtomicBool::new(false),
-        });
+        let budget = Self::make(limit, name, Some(Arc::clone(outer)));
         outer.lock_members().push(Arc::downgrade(&budget));
         budget
+    }
+
+    fn make(limit: u64, name: &'static str, within: Option<Arc<MapBudget>>) -> Arc<MapBudget> {
+        let (taken, members, shares) = (AtomicU64::new(0), Mutex::default(), AtomicBool::new(false));
+        Arc::new(MapBudget { limit, name, taken, within, members, shares })
     }
 
     fn lock_members(&self) -> MutexGuard<'_, Vec<Weak<MapBudget>>> {
@@ -161,7 +152,7 @@ impl MapBudget {
 pub struct Taken {
     budget: Arc<MapBudget>,
     bytes: u64,
-    /// What was taken of the budget that it is within: given back with this.
+    /// The same bytes of the budget that it is within, given back with this.
     outer: Option<Box<Taken>>,
 }
 
@@ -209,6 +200,7 @@ mod tests {
         let mut taken: Vec<_> = ports[..8].iter().filter_map(|port| port.take(200).ok()).collect();
         assert_eq!((taken.len(), process.taken()), (3, 600), "of 900, 300 are kept for six");
         let over = OverBudget { wanted: 51, taken: 600, limit: 900, kept: 250, name: "process" };
+        assert_eq!(ports[3].take(51).unwrap_err(), over);
         assert!(
             over.to_string()
                 .ends_with("process allows 900 bytes, of which 250 bytes are kept for other ports")

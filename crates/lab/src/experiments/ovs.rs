@@ -54,7 +54,7 @@ fn version(program: &Path) -> String {
     }
 }
 
-/// What is to be started.
+/// A bridge that is to be started.
 pub(in crate::experiments) struct Bridge<'a> {
     /// The folder of the run.
     pub folder: &'a Path,

@@ -113,7 +113,7 @@ pub(crate) struct Port<P> {
     starved: Option<(u64, u64)>,
     /// Its administrator has taken its link down: no frame passes.
     pub(crate) link_down: bool,
-    /// What its buffers have cost that it has not been charged with yet.
+    /// Cost of its buffers that it has not been charged with yet.
     pub(crate) dear: u64,
     /// It takes no frames, as its buffers have cost more than its share of the worker.
     pub(crate) owes: bool,

@@ -97,7 +97,7 @@ impl Accounts {
         self.of(port).balance -= cost as i64;
     }
 
-    /// What a port in debt is paid in a round.
+    /// Returns what a port in debt is paid in a round.
     pub(super) fn payment(&mut self, port: PortId) -> u64 {
         self.of(port).payment().unsigned_abs()
     }

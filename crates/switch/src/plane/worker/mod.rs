@@ -431,9 +431,8 @@ impl<P: Queues> Worker<P> {
     /// Polls every active source once whose port may be served; whether anything moved, or was left out.
     pub(crate) fn round(&mut self) -> bool {
         let mut moved = self.run_timers();
-        if moved {
-            self.note_debts(None);
-        }
+        // What timers, commands and mirrors have delivered is nobody's poll.
+        self.note_debts(None);
         moved |= self.fdb.forget_some(FORGET);
         moved |= self.poll_handoff();
         self.accounts.next_round();
