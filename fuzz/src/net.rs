@@ -288,7 +288,9 @@ impl Receiver {
             Err(Refused::TooBig) => {
                 assert!(!self.ring.features.contains(Features::MRG_RXBUF) && before == changed);
             }
-            Err(Refused::Dear | Refused::NoBuffers) => assert!(before == changed, "a frame was written and refused"),
+            Err(Refused::Dear | Refused::NoBuffers) => {
+                assert!(before == changed, "a frame was written and refused")
+            }
         }
     }
 
