@@ -20,6 +20,7 @@ use ringferry_packet::testing::Packet;
 use ringferry_packet::vnet::{Header, Offloads, VALIDATED_HEAD};
 use ringferry_switch::config::SwitchConfig;
 use ringferry_switch::fdb::PortId;
+use ringferry_switch::plane::queues::MOST_UNUSUAL;
 use ringferry_switch::plane::testing::{Bed, HeapFrame, HeapPort, Wire};
 use ringferry_switch::rules::{Limits, Rate, Rules, Vlans};
 
@@ -36,8 +37,12 @@ const BYSTANDERS: [u8; 2] = [PORTS, PORTS + 1];
 const ROUNDS: usize = 3;
 
 /// Upper bound on the work for others that a bystander's frame waits for, in nanoseconds: a turn of each of
-/// them, and the end of the one before.
-const WORK: u64 = 2_000_000;
+/// them, and the end of the one before; and what the buffers of each cost at most in a round, which is
+/// what those of two bursts do.
+const WORK: u64 = 2_000_000 + PORTS as u64 * 2 * BUFFERS;
+
+/// What the buffers of a receiver cost at most that the frames of one burst are spread over, in nanoseconds.
+const BUFFERS: u64 = 130 * MOST_UNUSUAL as u64;
 
 /// Upper bound on the payload of a packet, in bytes.
 const MOST: u16 = 16_000;

@@ -518,7 +518,8 @@ fn unusual_buffers_are_counted_and_those_of_real_drivers_are_none() {
         (PLAIN, 60, 64, 60, 40),
         (MERGEABLE, 1, 1536, 1500, 0),
         (MERGEABLE, 1, 1536, 65_000, 0),
-        (MERGEABLE, 1, 128, 1500, 9),
+        (MERGEABLE, 1, 1024, 65_000, 0),
+        (MERGEABLE, 1, 128, 1500, 10),
         (MERGEABLE, 1, 14, 60, 5),
     ] {
         let (mut raw, mut queue) = receiver(features);

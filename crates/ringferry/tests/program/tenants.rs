@@ -166,6 +166,49 @@ fn h3_few_frames_that_become_many_packets_are_served_before_a_frame_of_others() 
     switch.stop();
 }
 
+/// Chains of so many buffers, on a page each, that reading one takes longer than to deliver a packet: a frame that becomes 60 packets had one read for each,
+/// and in as many queues as the receiver has. What is read in a burst is bounded for the port, and the rest of the packets are not delivered.
+#[test]
+fn h3_a_receiver_with_long_chains_in_many_queues_is_given_what_one_burst_may_cost() {
+    const LINKS: u16 = 64;
+    const MSS: usize = 1000;
+    const PACKETS: usize = 60;
+    const FRAMES: usize = 4;
+    let place = Place::new();
+    let switch = place.switch(&["sink", "villain"]);
+    let shape = Shape { pairs: 4, receive: 4096, buffers: 4096 * 4096, ..Shape::default() };
+    let mut sink = Front::new(&place.socket("sink"), shape).unwrap();
+    sink.receive_into_chains(0, LINKS, SINK).unwrap();
+    sink.start().unwrap();
+    sink.receiveqs().for_each(|ring| ring.set_available(PACKETS as u16).unwrap());
+    // Each frame is of a flow of its own.
+    let frames = (0..FRAMES).map(|flow| {
+        let (header, mut frame) = tcp(Mac::BROADCAST, VILLAIN, false, &pattern(1, MSS * PACKETS), MSS as u16);
+        frame[35] ^= flow as u8;
+        (header, frame)
+    });
+    let frames: Vec<_> = frames.collect();
+    let apart = HEADER + frames[0].1.len();
+    let features = Features::CSUM | Features::HOST_TSO4;
+    let shape = Shape { buffers: FRAMES * apart, transmit: FRAMES as u16, features, ..Shape::default() };
+    let mut villain = Front::new(&place.socket("villain"), shape).unwrap();
+    for (at, (header, frame)) in frames.iter().enumerate() {
+        villain.write_frame(at * apart, header, frame).unwrap();
+    }
+    villain.send_from_all_over(apart, apart).unwrap();
+    villain.start().unwrap();
+    villain.rings[1].offer(&mut 0).unwrap();
+    let outcome = || {
+        let (passed, refused) =
+            (switch.port("sink").counters["tx_packets"], switch.drops("sink", "dear-buffers"));
+        (passed + refused == (FRAMES * PACKETS) as u64).then_some((passed, refused))
+    };
+    let (passed, refused) = eventually("all packets are delivered or dropped", outcome);
+    // 44 of each chain are more than is usual, and what is read ahead counts, too.
+    assert!((20..=60).contains(&passed), "{passed} were delivered and {refused} were not");
+    switch.stop();
+}
+
 /// A front end sends its memory map as fast as the socket takes it; each time 32 rings are stopped and started. A question of another one is answered after a few of these
 /// messages, and who disturbs the worker so often is made to wait.
 #[test]

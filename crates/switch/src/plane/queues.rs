@@ -104,6 +104,11 @@ pub enum FrameCost {
     Descriptor,
 }
 
+/// Buffers beyond what usual drivers have frames take that a receiver has frames of one burst take, on all its queues: the frame that exceeds it is the
+/// last. So a turn of its sender takes at most 0.3 ms longer, whatever the receiver's rings look like. Without it, a frame
+/// that was cut into 1875 packets had as many chains of 65 buffers read, and 16 queues had 16 times the buffers of one filled.
+pub const MOST_UNUSUAL: usize = 2048;
+
 /// The result of [`Queues::read_direct`]; the frame itself is in the receiver's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DirectRead {
@@ -263,7 +268,8 @@ pub trait Queues: Send + Sized + 'static {
     fn probe(&mut self, queue: u16, packets: &[(Header, Vec<u8>)]) -> Vec<Result<Delivery, DropReason>>;
 
     /// Publishes the delivered frames to the receiver and notifies it if it wants to be. Returns how many buffers of the receiver's were taken, or looked at,
-    /// beyond what usual drivers have frames take: what they cost is the receiver's own.
+    /// beyond what usual drivers have frames take: what they cost is the receiver's own. Above [`MOST_UNUSUAL`] no frame is
+    /// [delivered](Self::deliver) before this is called.
     fn flush(&mut self) -> usize;
 
     /// Starts serving one more queue. Returns its number if packets come from it now.

@@ -18,6 +18,7 @@ use ringferry_sys::usage::ThreadClock;
 use ringferry_virtio_net::device::{Run, RunEnd};
 
 use crate::counters::DropReason;
+use crate::plane::queues::MOST_UNUSUAL;
 use crate::plane::{Delivery, FrameCost, Lease, PortHandle, PortShared, Queues, Taken, Watch};
 
 thread_local! {
@@ -193,6 +194,11 @@ impl Wire {
     fn queue(&self, queue: u16) -> MutexGuard<'_, WireQueue> {
         let at = usize::from(queue).min(self.queues.len() - 1);
         self.queues[at].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the frames of the present burst have taken as many buffers of this queue as they may.
+    fn is_dear(&self, queue: &WireQueue) -> bool {
+        queue.unseen.len() * self.further.load(Ordering::Relaxed) > MOST_UNUSUAL
     }
 
     /// Sends a frame into the switch.
@@ -421,6 +427,9 @@ impl Queues for HeapQueues {
             wire.refused += 1;
             return Err(DropReason::NoReceiveBuffers);
         }
+        if self.wire.is_dear(&wire) {
+            return Err(DropReason::DearBuffers);
+        }
         if wire.room != usize::MAX {
             wire.room -= 1;
         }
@@ -461,7 +470,8 @@ impl Queues for HeapQueues {
         let mut run = Run { frames: 0, bytes: 0, end: RunEnd::Complete };
         for pick in picks {
             let (frame, here) = (&burst.frames()[*pick as usize], self.shared.is_some() && self.has(queue));
-            if !here || self.wire.queue(queue).room == 0 {
+            let is_over = |wire: &WireQueue| wire.room == 0 || self.wire.is_dear(wire);
+            if !here || is_over(&self.wire.queue(queue)) {
                 return Run { end: RunEnd::Queue, ..run };
             }
             if run.frames == LONGEST || u64::from(frame.len) > self.wire.largest.load(Ordering::Relaxed) {

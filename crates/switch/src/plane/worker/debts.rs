@@ -4,15 +4,21 @@
 //! makes the delivery of each frame ten times as dear, and with a port of its own that sends to it, it would have most of the worker for the price of
 //! a flood of small frames. So the buffers beyond what usual drivers have frames take are the receiver's [debt](Debts::charge): no driver in order has any.
 //! It is paid like that of a [sender](super::fair), in every round, and while it is above [`MOST`] the port takes nothing more (`dear-buffers`).
-//! A debt is forgiven when nobody else had work.
+//! A debt is forgiven when nobody else had work, which is known at the end of a round: until then the port takes what costs up to [`MOST_AT_ONCE`], and
+//! the burst that exceeds it.
 
 use crate::fdb::PortId;
+use crate::plane::cost;
 use crate::plane::port::Port;
-use crate::plane::queues::Queues;
+use crate::plane::queues::{MOST_UNUSUAL, Queues};
 use crate::plane::worker::fair::Accounts;
 
 /// The debt above which a port takes nothing more, in the unit of [`cost`](crate::plane::cost): some 400 buffers.
 const MOST: u64 = 50_000;
+
+/// What a port's buffers may cost in a round before it takes nothing more until the end of the round: what those of one burst cost at most. Many that
+/// send to one port would else have it take as many bursts.
+const MOST_AT_ONCE: u64 = cost::of_unusual_buffers(MOST_UNUSUAL);
 
 /// So many others that one of them owes nothing, as far as anybody cares.
 const MANY: usize = 16;
@@ -22,6 +28,8 @@ const MANY: usize = 16;
 struct Debt {
     port: PortId,
     owed: u64,
+    /// What was added to it in this round.
+    added: u64,
 }
 
 /// The debts of one worker's receivers.
@@ -33,13 +41,17 @@ pub(super) struct Debts {
 }
 
 impl Debts {
-    /// Takes note of what a port's buffers have cost. It takes what comes until the end of the round, when it is known who else had work.
+    /// Takes note of what a port's buffers have cost. Returns true if it is to take nothing more in this round.
     #[cold]
-    pub(super) fn charge(&mut self, port: PortId, cost: u64) {
-        match self.debts.iter_mut().find(|debt| debt.port == port) {
-            Some(debt) => debt.owed += cost,
-            None => self.debts.push(Debt { port, owed: cost }),
-        }
+    pub(super) fn charge(&mut self, port: PortId, cost: u64) -> bool {
+        let at = self.debts.iter().position(|debt| debt.port == port).unwrap_or_else(|| {
+            self.debts.push(Debt { port, owed: 0, added: 0 });
+            self.debts.len() - 1
+        });
+        let debt = &mut self.debts[at];
+        debt.owed += cost;
+        debt.added += cost;
+        debt.added >= MOST_AT_ONCE
     }
 
     /// Takes note that a port had work that has cost no receiver anything.
@@ -63,7 +75,8 @@ impl Debts {
     fn pay_all<P: Queues>(&mut self, ports: &mut [Option<Port<P>>], accounts: &mut Accounts) {
         let owes = |port: &PortId| self.debts.iter().any(|debt| debt.port == *port);
         let others = self.others.len() == MANY || !self.others.iter().all(owes);
-        self.debts.retain_mut(|Debt { port: id, owed }| {
+        self.debts.retain_mut(|Debt { port: id, owed, added }| {
+            *added = 0;
             let Some(Some(port)) = ports.get_mut(usize::from(id.0)) else { return false };
             *owed = if others { owed.saturating_sub(accounts.payment(*id)) } else { 0 };
             port.owes = *owed > MOST;

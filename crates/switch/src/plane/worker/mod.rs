@@ -488,7 +488,7 @@ impl<P: Queues> Worker<P> {
             let cost = std::mem::take(&mut port.dear);
             port.handle.counters.work_nanoseconds.add(cost);
             self.worked += cost;
-            self.debts.charge(id, cost);
+            port.owes |= self.debts.charge(id, cost);
         }
         if let Some(from) = from.filter(|_| !any) {
             self.debts.note_other(from);

@@ -20,7 +20,7 @@ use ringferry_virtio_net::{Features, queue_index};
 
 use super::faults::FrontendFaults;
 use crate::counters::{DropReason, PairCounters};
-use crate::plane::queues::Room;
+use crate::plane::queues::{MOST_UNUSUAL, Room};
 use crate::plane::{
     Delivery, FaultReporter, FrameCost, Lease, PAIRS, PortHandle, PortShared, Queues, Taken, Watch,
 };
@@ -135,6 +135,8 @@ struct RxQueue {
     unseen: (u64, u64),
     /// Frames that found no buffers since the last flush.
     dropped: u64,
+    /// Unusual buffers of the present burst that are in the port's sum.
+    unusual: usize,
 }
 
 /// The rings of a guest that this worker has. Index `q` of either vector is of pair `q`.
@@ -149,6 +151,8 @@ pub struct VhostQueues {
     calls: Arc<NewCalls>,
     faults: FrontendFaults,
     closer: Closer,
+    /// Buffers of the guest's that the present burst has taken, or looked at, beyond what usual drivers have frames take.
+    unusual: usize,
 }
 
 impl Drop for VhostQueues {
@@ -174,7 +178,7 @@ impl VhostQueues {
         closer: Closer,
     ) -> Self {
         let faults = FrontendFaults::new(reporter);
-        Self { port, tx: Vec::new(), rx: Vec::new(), shared, calls, faults, closer }
+        Self { port, tx: Vec::new(), rx: Vec::new(), shared, calls, faults, closer, unusual: 0 }
     }
 
     fn tx(&mut self, pair: u16) -> Option<&mut TxQueue> {
@@ -381,8 +385,17 @@ impl Queues for VhostQueues {
         let Some(queue) = self.rx.get_mut(usize::from(pair)).and_then(Option::as_mut) else {
             return Ok(Delivery::NotHere);
         };
+        if self.unusual > MOST_UNUSUAL {
+            return Err(DropReason::DearBuffers);
+        }
         let mut translator = queue.common.memory.translator();
-        match queue.queue.deliver(&mut translator, header, first, rest) {
+        let delivered = queue.queue.deliver(&mut translator, header, first, rest);
+        let unusual = queue.queue.unusual_buffers();
+        if unusual > queue.unusual {
+            self.unusual += unusual - queue.unusual;
+            queue.unusual = unusual;
+        }
+        match delivered {
             Ok(()) => {
                 queue.unseen.0 += 1;
                 queue.unseen.1 += len;
@@ -419,10 +432,12 @@ impl Queues for VhostQueues {
     #[inline]
     fn flush(&mut self) -> usize {
         let Self { port, rx, shared, faults, .. } = self;
-        let mut further = 0;
+        self.unusual = 0;
+        let mut unusual = 0;
         for (pair, queue) in shared.pairs.iter().zip(rx) {
             let Some(queue) = queue else { continue };
-            further += queue.queue.unusual_buffers();
+            unusual += queue.queue.unusual_buffers();
+            queue.unusual = 0;
             // A queue that took no frame is flushed, too: it may hold chains that it has read ahead.
             let call = queue.queue.flush();
             if queue.dropped > 0 {
@@ -443,7 +458,7 @@ impl Queues for VhostQueues {
                 queue.common.report(fault, "receiveq", faults, port);
             }
         }
-        further
+        unusual
     }
 
     fn start(&mut self, start: RingStart, watch: Watch<'_>) -> Option<u16> {
@@ -467,7 +482,13 @@ impl Queues for VhostQueues {
             put(&mut self.tx, pair.into(), queue);
             self.watch_kicks(pair, watch);
         } else {
-            let queue = RxQueue { queue: Receiveq::new(ring, features), common, unseen: (0, 0), dropped: 0 };
+            let queue = RxQueue {
+                queue: Receiveq::new(ring, features),
+                common,
+                unseen: (0, 0),
+                dropped: 0,
+                unusual: 0,
+            };
             put(&mut self.rx, pair.into(), queue);
             self.publish_ready(pair);
         }
