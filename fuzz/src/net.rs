@@ -289,7 +289,7 @@ impl Receiver {
                 assert!(!self.ring.features.contains(Features::MRG_RXBUF) && before == changed);
             }
             Err(Refused::Dear | Refused::NoBuffers) => {
-                assert!(before == changed, "a frame was written and refused")
+                assert!(before == changed, "a frame was written and refused");
             }
         }
     }
