@@ -113,7 +113,7 @@ drop_reasons! {
     TapWriteError = "tap-write-error" at Receiver,
         "Look at the guest's driver. With `offloads=off` at the tap, or `csum=off` at the guest's port, \
          no such header reaches the kernel.",
-    /// The frame had to go to another worker, and that worker is too far behind, or the sending port has its share of the ring between the two under way.
+    /// The frame had to go to another worker, which has taken nothing for 10 ms (until then the sender waits: `rx_held_microseconds`), or it was one of many copies and of more than the sending port's share of the ring between the two.
     WorkerBusy = "worker-busy" at Receiver,
         "See whether that worker is busy; add workers, or put the pairs that talk to each other on one \
          (`ctl assign`).",

@@ -67,7 +67,7 @@ impl Kind {
 }
 
 /// Counters of a port that have a name and a help here; what a later switch counts besides has its name and a plain help.
-const PORT_COUNTERS: [(&str, &str); 29] = [
+const PORT_COUNTERS: [(&str, &str); 30] = [
     (
         "rx_packets",
         "Frames that the switch has received from the port, which its guest has sent, with those dropped afterwards.",
@@ -105,6 +105,10 @@ const PORT_COUNTERS: [(&str, &str); 29] = [
     (
         "rx_paused_microseconds",
         "Time for which queues of the port have waited as its guest had sent as much as rate_in allows.",
+    ),
+    (
+        "rx_held_microseconds",
+        "Time for which queues of the port have waited for a worker that it sends to and that was behind.",
     ),
     ("rx_paused", "Times a queue of the port has waited as its guest had sent as much as rate_in allows."),
     ("tx_software", "Frames for the port whose checksum was finished, or that were cut, by the switch."),

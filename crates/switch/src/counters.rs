@@ -119,6 +119,8 @@ port_counters! {
     rx_paused,
     /// Microseconds for which they waited, added when each wait begins.
     rx_paused_microseconds,
+    /// Microseconds for which queues of the port waited as it had its share under way to a worker that is behind, added when each wait begins.
+    rx_held_microseconds,
     /// Frames sent to the port.
     tx_packets,
     /// Bytes of those frames, from the Ethernet header on, without the virtio-net header.

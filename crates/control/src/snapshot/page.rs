@@ -313,6 +313,7 @@ fn shares(port: &PortSnapshot) -> String {
     row("packets received in a burst", &|rates| batch(Some(rates), ["rx_packets", "rx_bursts"]));
     row("packets sent in a burst", &|rates| batch(Some(rates), ["tx_packets", "tx_bursts"]));
     row("time paused by rate_in", &percent("rx_paused_microseconds"));
+    row("time held up by a worker", &percent("rx_held_microseconds"));
     row("time without receive buffers", &percent("tx_starved_microseconds"));
     row("bursts for which buffers ran out", &|rates| {
         let bursts = rates.counter("tx_bursts");

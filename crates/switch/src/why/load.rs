@@ -189,6 +189,16 @@ fn look_at_limits(port: &PortSnapshot, rates: &Rates, findings: &mut Findings) {
             ),
         );
     }
+    let held = rates.percent_of_time("rx_held_microseconds");
+    if held >= NOTEWORTHY {
+        findings.add(
+            "held-by-worker",
+            Effect::Slows,
+            held,
+            format!("{name} has to wait {} of the time for a worker that it sends to and that is behind.", percent(held)),
+            "See which worker is busy, or not let run: `ringferry ctl show`, `ringferry ctl why`. Add workers, or put the pairs that talk to each other on one: `ringferry ctl assign PORT PAIR WORKER`.",
+        );
+    }
     let marked = rates.counter("tx_marked");
     if marked > 0.0 && !rate_out.is_empty() {
         let share = 100.0 * marked / rates.counter("tx_packets").max(marked);

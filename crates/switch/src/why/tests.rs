@@ -599,6 +599,21 @@ fn cases() -> Vec<Case> {
             "of the time because of rate_in=1mbit.",
         ),
         case(
+            "held-by-worker",
+            Slows,
+            ("vm1", None),
+            || {
+                let mut scene = Scene::new(NO_RULES);
+                for _ in 0..10 {
+                    scene.bed.run_for(SECOND);
+                    scene.bed.totals(scene.guests[0].id).of(0).rx_held_microseconds.add(SECOND / 5);
+                    scene.sample();
+                }
+                scene
+            },
+            "vm1 has to wait 20 % of the time for a worker that it sends to and that is behind.",
+        ),
+        case(
             "marked-by-rate-out",
             Slows,
             ("vm2", None),

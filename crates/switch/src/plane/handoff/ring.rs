@@ -16,6 +16,10 @@
 //! under way, however many flood. A frame is under way until its buffer has come back. News have a ring of
 //! their own, so that a guest that makes up addresses takes no place from a frame.
 //!
+//! **Back-pressure.** A worker that does not run for some milliseconds, as the machine has more to do than processors, is soon a whole ring behind. Whoever
+//! has its share under way is not asked for more until something comes back ([`Handoff::room`]), so its frames wait in its own ring, where there is
+//! room for them, and are not lost. That lasts for [`PATIENCE`]: who sends to several workers is not to wait longer for one of them.
+//!
 //! A worker that sleeps is woken by an eventfd, by the handshake of [`sleep`](super::sleep).
 
 use std::sync::Arc;
@@ -28,6 +32,7 @@ use crate::counters::DropReason;
 use crate::fdb::PortId;
 use crate::plane::handoff::primitives::{Bell, Pop, Primitives, Push, Std};
 use crate::plane::handoff::sleep::SleepFlag;
+use crate::plane::now::Now;
 use crate::rules::Vid;
 
 /// Upper bound on the frames under way from one worker to another; a port that is alone has up to 448, nearly
@@ -44,6 +49,10 @@ const RESERVED: usize = 8;
 
 /// Frames under way that a port may have as long as there is any place.
 const LITTLE: usize = 8;
+
+/// How long ports that have their share under way to a worker wait for it, in microseconds, if nothing comes back: as long as two or three others have a
+/// processor on a machine that has more to do. A worker that sleeps in a hole of a guest's memory may not come back for seconds.
+pub(crate) const PATIENCE: u64 = 10_000;
 
 /// Upper bound on the news under way from one worker to another.
 const NEWS_DEPTH: usize = 512;
@@ -104,23 +113,58 @@ struct Out<M: Primitives> {
     /// Frames under way, of all ports together and of each port.
     under_way: usize,
     of_port: Vec<u16>,
+    /// Since when nothing has come back although some port has waited for it, in microseconds.
+    silent_since: Option<u64>,
 }
 
 impl<M: Primitives> Out<M> {
+    #[inline]
+    fn own(&self, port: PortId) -> usize {
+        self.of_port.get(usize::from(port.0)).copied().unwrap_or(0).into()
+    }
+
+    /// Places that are free for ports that have more than [`LITTLE`] under way.
+    #[inline]
+    fn free(&self) -> usize {
+        (M::DEPTH - M::DEPTH / RESERVED).saturating_sub(self.under_way)
+    }
+
     /// Returns true if `port` has its share of places under way.
     #[inline]
     fn is_full_for(&self, port: PortId) -> bool {
-        let own = usize::from(self.of_port.get(usize::from(port.0)).copied().unwrap_or(0));
-        let free = (M::DEPTH - M::DEPTH / RESERVED).saturating_sub(self.under_way);
-        own >= SHARE * free && (own >= LITTLE || self.under_way >= M::DEPTH)
+        let own = self.own(port);
+        own >= SHARE * self.free() && (own >= LITTLE || self.under_way >= M::DEPTH)
+    }
+
+    /// Returns how many more frames `port` may have under way, if all of them are sent at once.
+    #[inline]
+    fn room(&self, port: PortId) -> usize {
+        let own = self.own(port);
+        let share = (SHARE * self.free()).saturating_sub(own) / (SHARE + 1);
+        share.max(LITTLE.saturating_sub(own).min(M::DEPTH.saturating_sub(self.under_way)))
     }
 
     /// Takes back the buffers that have returned.
     fn reclaim(&mut self, spare: &mut Vec<Vec<u8>>) {
         while let Some((port, buffer)) = self.empty.pop() {
+            self.silent_since = None;
             self.under_way -= 1;
             self.of_port[usize::from(port.0)] -= 1;
             spare.push(buffer);
+        }
+    }
+
+    /// Returns how many frames may be taken from a port that has about its share under way.
+    #[cold]
+    fn wait_for(&mut self, port: PortId, spare: &mut Vec<Vec<u8>>, now: &Now) -> usize {
+        self.reclaim(spare);
+        match self.room(port) {
+            0 => {
+                let micros = now.micros();
+                let silent = micros.saturating_sub(*self.silent_since.get_or_insert(micros));
+                if silent < PATIENCE { 0 } else { usize::MAX }
+            }
+            room => room,
         }
     }
 
@@ -185,8 +229,16 @@ impl<M: Primitives> Handoff<M> {
                 let (returned, empty) = M::ring(M::DEPTH);
                 let doorbell = Arc::clone(&doorbells[to]);
                 let of_port = Vec::new();
-                mesh[from].out[to] =
-                    Some(Out { frames, news, empty, doorbell, dirty: false, under_way: 0, of_port });
+                mesh[from].out[to] = Some(Out {
+                    frames,
+                    news,
+                    empty,
+                    doorbell,
+                    dirty: false,
+                    under_way: 0,
+                    of_port,
+                    silent_since: None,
+                });
                 mesh[to].inn[from] = Some(In { frames: received, news: heard, empty: returned });
             }
         }
@@ -229,6 +281,15 @@ impl<M: Primitives> Handoff<M> {
         out.count(from);
         out.dirty = true;
         Ok(())
+    }
+
+    /// Returns how many frames may be taken from a port, up to `max`, wherever they go; 0 if it has its share under way to a worker that has given nothing
+    /// back for less than [`PATIENCE`].
+    #[inline]
+    pub(crate) fn room(&mut self, from: PortId, max: usize, now: &Now) -> usize {
+        let Self { out, spare, .. } = self;
+        let tight = out.iter_mut().flatten().filter(|out| out.room(from) < max);
+        tight.fold(max, |room, out| room.min(out.wait_for(from, spare, now)))
     }
 
     /// Returns whether [`send`](Self::send) would refuse a frame of `from`.

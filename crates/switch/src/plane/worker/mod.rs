@@ -708,6 +708,11 @@ impl<P: Queues> Worker<P> {
                 return Polled { moved: false, exhausted: true };
             }
         };
+        let max = self.handoff.room(id, max, &now);
+        if max == 0 {
+            self.hold(source, now.micros());
+            return Polled { moved: false, exhausted: true };
+        }
         let Some(Some(port)) = self.ports.get_mut(usize::from(id.0)) else { return Polled::NOTHING };
         self.forwarder.holes.touch(Touch::of(id));
         let loan = match port.queues.lease(queue, max) {

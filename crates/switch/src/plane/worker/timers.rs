@@ -18,10 +18,14 @@ use crate::plane::worker::{BURST, Worker};
 /// counters of two moments.
 const LONGEST_PAUSE: u64 = 1_000_000;
 
+/// For how long nothing is taken from a port that has its share under way to another worker, in microseconds: that one does not empty its ring in
+/// that time, so it has something to do meanwhile.
+const HELD: u64 = 50;
+
 /// What is done when the time has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Timer {
-    /// A source that had used up its port's `rate_in` is polled again. As long as there is this timer it is *paused*: neither polled nor armed.
+    /// A source that had used up its port's `rate_in`, or its port's share of the ring to another worker, is polled again. As long as there is this timer it is *paused*: neither polled nor armed.
     Resume(Source),
     /// Frames that wait for tokens of their receiver's `rate_out` are delivered.
     Release(PortId),
@@ -136,13 +140,29 @@ impl<P: Queues> Worker<P> {
     /// Leaves a source alone for `wait` microseconds from `now` on, or for [`LONGEST_PAUSE`], after which it is paused again.
     #[cold]
     pub(super) fn pause(&mut self, source: Source, now: u64, wait: u64) {
+        let wait = wait.min(LONGEST_PAUSE);
+        if let Some(port) = self.port(source.port) {
+            port.handle.counters.rx_paused.add(1);
+            port.handle.counters.rx_paused_microseconds.add(wait);
+        }
+        self.leave_alone(source, now.saturating_add(wait));
+    }
+
+    /// Leaves a source alone for a moment, as its port has its share under way to another worker.
+    #[cold]
+    pub(super) fn hold(&mut self, source: Source, now: u64) {
+        if let Some(port) = self.port(source.port) {
+            port.handle.counters.rx_held_microseconds.add(HELD);
+        }
+        self.leave_alone(source, now.saturating_add(HELD));
+    }
+
+    /// Neither polls nor arms a source until then.
+    fn leave_alone(&mut self, source: Source, until: u64) {
         let Worker { ports, epoll, timers, .. } = self;
         let Some(Some(port)) = ports.get_mut(usize::from(source.port.0)) else { return };
-        let wait = wait.min(LONGEST_PAUSE);
-        port.handle.counters.rx_paused.add(1);
-        port.handle.counters.rx_paused_microseconds.add(wait);
         port.queues.pause(source.queue, Watch::new(epoll, source.port));
-        timers.set(Timer::Resume(source), now.saturating_add(wait));
+        timers.set(Timer::Resume(source), until);
     }
 
     /// Polls a source again that was paused.

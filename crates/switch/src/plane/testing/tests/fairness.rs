@@ -9,6 +9,7 @@ use ringferry_packet::vnet::{Header, Offloads};
 
 use crate::config::SwitchConfig;
 use crate::fdb::PortId;
+use crate::plane::handoff::ring::PATIENCE;
 use crate::plane::testing::{Bed, HeapFrame, HeapPort, Wire};
 use crate::rules::{Limits, Rate, Rules};
 
@@ -68,6 +69,11 @@ impl Ports {
 
     fn work(&self, port: u16) -> u64 {
         self.bed.totals(PortId(port)).by_name()["work_nanoseconds"]
+    }
+
+    /// Microseconds for which a port has waited for another worker.
+    fn held(&self, port: u16) -> u64 {
+        self.bed.totals(PortId(port)).by_name()["rx_held_microseconds"]
     }
 
     fn drops(&self, port: u16, reason: &str) -> u64 {
@@ -410,11 +416,59 @@ fn m5_a_flood_between_workers_costs_others_no_frame_and_its_sender_the_time() {
             ports.bed.serve_events(1);
             ports.bed.round(1);
         }
+        ports.bed.advance(20);
     }
-    assert!(ports.drops(to_hog, "worker-busy") > 0, "the flood is too much");
-    assert_eq!(ports.drops(to_innocent, "worker-busy"), 0);
-    ports.bed.run();
+    assert!(ports.held(hog) > 0, "the flood is too much");
+    let dropped = [to_hog, to_innocent].map(|port| ports.drops(port, "worker-busy"));
+    assert_eq!((dropped, ports.held(innocent)), ([0; 2], 0));
+    ports.bed.run_for(1000);
     assert_eq!(ports.received(to_innocent).len(), sent);
+    assert!(ports.received(to_hog).len() > sent, "the hog has what is left of the other worker's time");
+}
+
+/// M5: a worker that did not run for some milliseconds, as others had its processor, cost whoever sent to it thousands of frames.
+#[test]
+fn m5_who_sends_to_a_worker_that_does_not_run_waits_for_it_and_not_for_ever() {
+    const MILLISECONDS: u64 = PATIENCE / 1000;
+    let mut ports = Ports::new(2);
+    let [sender, local] = [ports.add(1, Offloads::all(), 0, 1), ports.add(1, Offloads::all(), 0, 1)];
+    let receiver = ports.add(1, Offloads::all(), 1, 1);
+    let (far, near) = (small(sender, mac(receiver)), small(sender, mac(local)));
+    let sent = 4000;
+    ports.fill(sender, &far, sent);
+    // So many milliseconds of a worker alone.
+    let alone = |ports: &mut Ports, milliseconds: u64| {
+        for _ in 0..milliseconds * 10 {
+            ports.bed.serve_events(0);
+            while ports.bed.round(0) {}
+            ports.bed.advance(100);
+        }
+    };
+    alone(&mut ports, MILLISECONDS - 1);
+    let under_way = ports.bed.under_way(0, 1);
+    assert!(under_way > 300, "{under_way}");
+    assert_eq!(
+        ports.wires[usize::from(sender)].waiting(0),
+        sent - under_way,
+        "the rest is in the sender's ring"
+    );
+    assert!(ports.held(sender) > 0);
+    // It runs again, and nothing was lost.
+    ports.bed.run_for(5000);
+    assert_eq!((ports.received(receiver).len(), ports.drops(receiver, "worker-busy")), (sent, 0));
+    // It does not, and others that the sender talks to do not wait for it.
+    ports.fill(sender, &far, sent);
+    ports.wires[usize::from(sender)].send(0, near);
+    alone(&mut ports, MILLISECONDS - 1);
+    assert_eq!(ports.received(local).len(), 0);
+    alone(&mut ports, 3);
+    assert_eq!(ports.received(local).len(), 1);
+    assert_eq!(ports.drops(receiver, "worker-busy"), (sent - under_way) as u64);
+    // Once something comes back, it is waited for again.
+    ports.bed.run_for(1000);
+    ports.fill(sender, &far, sent);
+    alone(&mut ports, MILLISECONDS - 1);
+    assert_eq!(ports.drops(receiver, "worker-busy"), (sent - under_way) as u64);
 }
 
 /// M5: what is handed off is work of the port that sent it, in the worker that delivers it, too.
