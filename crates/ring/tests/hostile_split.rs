@@ -99,21 +99,36 @@ fn chains_in_front_of_a_bad_one_are_still_served() {
 
 #[test]
 fn cve_2016_6490_zero_length_descriptors_in_a_loop() {
-    let loops: [&[(u64, u32, u16, u16)]; 3] = [
+    let loops: [&[Raw]; 3] = [
         &[(BASE, 0, NEXT, 0)],
         &[(BASE, 0, NEXT, 1), (BASE, 0, NEXT, 0)],
         &[(0, 0, NEXT | WRITE, 1), (0, 0, NEXT | WRITE, 2), (0, 0, NEXT | WRITE, 1)],
     ];
-    for descs in loops {
-        let mut victim = Victim::new(NONE);
-        victim.descriptors(descs);
-        victim.offer(0, &[0]);
-        victim.parts.desc.loads();
-        assert_eq!(victim.take(), 0);
-        let loads: usize = victim.parts.desc.loads().values().sum();
-        assert_eq!(loads, 2 * usize::from(SIZE), "a walk is bounded by the ring size");
-        assert_eq!(victim.refused(), Fault::ChainTooLong);
-    }
+    loops.into_iter().for_each(assert_walk_ends);
+}
+
+/// As in SPDK, with descriptors that have bytes.
+#[test]
+fn cve_2019_9547_a_circular_chain_ends_at_the_ring_size() {
+    let circles: [&[Raw]; 3] = [
+        &[(BASE, 1, NEXT, 0)],
+        &[(BASE, 1, NEXT, 1), (BASE, 1, NEXT, 2), (BASE, 1, NEXT, 0)],
+        &[(BASE, 1, NEXT, 1), (BASE, 1, NEXT | WRITE, 2), (BASE, 1, NEXT | WRITE, 1)],
+    ];
+    circles.into_iter().for_each(assert_walk_ends);
+}
+
+/// A chain that goes round in a circle is refused once as many of its descriptors were read as the ring has.
+#[track_caller]
+fn assert_walk_ends(descs: &[Raw]) {
+    let mut victim = Victim::new(NONE);
+    victim.descriptors(descs);
+    victim.offer(0, &[0]);
+    victim.parts.desc.loads();
+    assert_eq!(victim.take(), 0);
+    let loads: usize = victim.parts.desc.loads().values().sum();
+    assert_eq!(loads, 2 * usize::from(SIZE), "a walk is bounded by the ring size");
+    assert_eq!(victim.refused(), Fault::ChainTooLong);
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod common;
 
 use common::{AVAIL, BASE, Heap, Memory, Places, Random, USED, WRITE, bare, fresh_base};
 use ringferry_memory::Words;
-use ringferry_ring::{Buffer, Chains, Device, Driver, Parts, RingFeatures, Used};
+use ringferry_ring::{Buffer, Chains, Device, Driver, LayoutError, MAX_SIZE, Parts, RingFeatures, Used};
 
 const SIZE: u16 = 16;
 
@@ -26,6 +26,27 @@ fn elements(parts: &Parts<Heap>, packed: bool) -> Vec<Element> {
         }
     };
     (0..SIZE.into()).filter_map(entry).collect()
+}
+
+/// IN_ORDER keeps what it knows of chains by their position in the ring, so any size beyond the largest that a queue may have is refused.
+#[test]
+fn cve_2026_50626_no_queue_is_larger_than_the_largest_with_in_order_either() {
+    for packed in [false, true] {
+        let features = RingFeatures { in_order: true, ..bare(packed) };
+        let places = Places::new(u16::MAX, packed);
+        let memory = <Heap as Memory>::new(places.bytes(0));
+        for (size, good) in [(0, false), (MAX_SIZE, true), (MAX_SIZE + 1, false), (u16::MAX, false)] {
+            let parts = Parts { size, ..places.parts(&memory) };
+            let refused =
+                (!good).then_some(LayoutError::Size(size.into(), if packed { "packed" } else { "split" }));
+            assert_eq!(
+                Device::new(parts.clone(), features, fresh_base(packed), None).err(),
+                refused,
+                "{size}"
+            );
+            assert_eq!(Driver::<_, ()>::new(parts, features, None).err(), refused, "{size}");
+        }
+    }
 }
 
 /// Random chains, completed by some calls: one element per group of chains with nothing to write and

@@ -6,14 +6,14 @@ mod common;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use common::{GSO, Guest, Mode, PLAIN, payload};
+use common::{BUFFERS, END, GSO, Guest, Mode, PLAIN, Raw, payload, writable};
 use proptest::prelude::*;
 use ringferry_memory::{DirtyLog, GuestMemory, MapBudget, SharedMem, WriteSlice};
 use ringferry_packet::frame::Burst;
 use ringferry_packet::vnet::Header;
 use ringferry_ring::{Parts, RingAddresses, WriteLog, part_bytes};
 use ringferry_virtio_net::driver::Queue;
-use ringferry_virtio_net::{Features, MAX_FRAME};
+use ringferry_virtio_net::{Features, MAX_FRAME, device};
 
 const PAGE: usize = 4096;
 
@@ -212,4 +212,37 @@ fn nothing_is_read_straight_into_buffers_while_writes_are_logged() {
     assert!(!guest.device_rx.room(&mut guest.memory.translator(), 64, 1514, &mut room));
     guest.device_rx.ring().set_log(None);
     assert!(guest.device_rx.room(&mut guest.memory.translator(), 64, 1514, &mut room));
+}
+
+/// A chain has far more buffers than a frame has pieces, most of them empty: exactly the pages that bytes were written to are marked, however many they are.
+#[test]
+fn cve_2019_14835_many_and_empty_buffers_mark_the_pages_that_were_written_to_and_no_others() {
+    let frame = payload(1, 60);
+    for features in [Features::VERSION_1, Features::VERSION_1 | Features::MRG_RXBUF] {
+        let mut raw = Raw::new(128);
+        let mut queue = device::Receiveq::new(raw.device(features), features);
+        let bytes = (END / 4096).div_ceil(8);
+        let file = SharedMem::new("dirty-log", bytes as usize).unwrap();
+        let log = DirtyLog::map_within(file.fd(), bytes, 0, &MapBudget::unlimited()).unwrap();
+        let ring = raw.addresses();
+        queue.ring().set_log(Some(WriteLog::new(Arc::clone(&log), ring)));
+        // 36 buffers of two bytes, each on a page of its own, and 28 empty ones on others, or in no memory.
+        let mut pieces = Vec::new();
+        let mut written = BTreeSet::from([raw.used_page()]);
+        for i in 0..36 {
+            if i < 28 {
+                let nowhere = [BUFFERS + 0x2000 * i + 0x1000, u64::MAX, 0, END];
+                pieces.push(writable(nowhere[i as usize % 4], 0));
+            }
+            let at = BUFFERS + 0x2000 * i + 0xffe;
+            written.insert(at / 4096);
+            pieces.push(writable(at, 2));
+        }
+        raw.chain(&pieces);
+        let mut translator = raw.memory.translator();
+        queue.deliver(&mut translator, Header::default(), &frame, &[]).unwrap();
+        queue.flush();
+        assert_eq!(log.take().into_iter().collect::<BTreeSet<_>>(), written);
+        assert_eq!(raw.used().len(), 1);
+    }
 }

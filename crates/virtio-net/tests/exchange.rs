@@ -259,7 +259,7 @@ fn indexes_wrap_and_no_wake_up_is_lost() {
 }
 
 #[test]
-fn no_buffers_refuses_the_frame_and_spends_nothing() {
+fn cve_2022_26353_no_buffers_refuses_the_frame_and_spends_nothing() {
     let (_, mut to) = pair(Mode::Mergeable, 32);
     let (large, small) = (payload(1, 9000), payload(2, 60));
     let mut room = VecDeque::from(to.room());

@@ -98,6 +98,30 @@ fn cve_2022_2132_chain_shorter_than_header() {
     assert_eq!(queue.ring().fault(), None);
 }
 
+/// Linux took such a frame from behind a virtual header, in macvtap (CVE-2024-41090) and in tun (CVE-2024-41091).
+#[test]
+fn cve_2024_41090_a_frame_shorter_than_an_ethernet_header_is_dropped_whatever_its_header_asks_for() {
+    let (mut raw, mut queue) = sender();
+    let csum = Header { flags: F_NEEDS_CSUM, ..Header::default() };
+    for header in [Header::default(), csum, Header { gso_size: 1, csum_start: 0, csum_offset: 0, ..GSO }] {
+        for len in 0..MIN_FRAME {
+            let bytes = packet(header, &payload(0, len));
+            for parts in [&[&bytes[..]][..], &[&bytes[..12], &bytes[12..]], &[&bytes[..4], &bytes[4..]]] {
+                let before = queue.rejected().too_short;
+                let pieces = raw.scatter(BUFFERS, parts);
+                let head = raw.chain(&pieces);
+                assert_eq!(poll(&raw, &mut queue), [], "{len}");
+                assert_eq!(queue.rejected(), Rejected { too_short: before + 1, ..Rejected::default() });
+                assert_eq!(raw.used(), [(u32::from(head), 0)]);
+            }
+        }
+    }
+    let frame = payload(0, MIN_FRAME);
+    let pieces = raw.scatter(BUFFERS, &[&packet(Header::default(), &frame)]);
+    raw.chain(&pieces);
+    assert_eq!(poll(&raw, &mut queue), [(Header::default(), frame)], "one that is no shorter passes");
+}
+
 #[test]
 fn cve_2020_10725_zero_length_descriptors_are_skipped_wherever_they_point() {
     let (mut raw, mut queue) = sender();
@@ -262,7 +286,7 @@ fn clause_5_1_6_2_flags_of_a_device_are_stripped() {
 }
 
 #[test]
-fn over_long_frames_are_counted_and_given_back() {
+fn cve_2022_26354_over_long_frames_are_counted_and_given_back() {
     let (mut raw, mut queue) = sender();
     let longest = (Header::LEN + MAX_FRAME) as u32;
     raw.chain(&[(BUFFERS, longest, false)]);
@@ -455,6 +479,66 @@ fn cve_2015_7295_nothing_is_written_past_a_buffer() {
             }
             assert_eq!(queue.ring().fault(), None);
         }
+    }
+}
+
+/// The driver has a buffer to itself as soon as it was given back: num_buffers is in its place by then, and whatever comes later, errors included, is
+/// written to other buffers.
+#[test]
+fn cve_2021_3748_num_buffers_is_written_before_a_buffer_is_given_back_and_nothing_after() {
+    let (mut raw, mut queue) = receiver(MERGEABLE);
+    fill_with_canaries(&raw);
+    let pieces: Vec<_> = (0..8).map(|i| writable(BUFFERS + 0x1000 * i, 1024)).collect();
+    for piece in &pieces {
+        raw.chain(&[*piece]);
+    }
+    queue.expect(8);
+    assert_eq!(deliver(&raw, &mut queue, &payload(1, 3000)), Ok(()));
+    queue.flush();
+    assert_eq!(raw.used(), [(0, 1024), (1, 1024), (2, 964)]);
+    let header = Header { num_buffers: 3, ..Header::default() };
+    assert_eq!(raw.read(pieces[0].0, Header::LEN), header.to_bytes());
+    fill_with_canaries(&raw);
+    // A frame of two buffers, and one that finds too few.
+    assert_eq!(deliver(&raw, &mut queue, &payload(2, 2000)), Ok(()));
+    assert_eq!(deliver(&raw, &mut queue, &payload(3, 4000)), Err(Refused::NoBuffers));
+    queue.flush();
+    assert_eq!(raw.used(), [(3, 1024), (4, 988)]);
+    assert_canaries_live(&raw, &pieces[3..5]);
+    fill_with_canaries(&raw);
+    // A frame whose fourth buffer is in no memory: the three before it are not given back, so they may be written to.
+    raw.chain(&[writable(END, 1024)]);
+    assert_eq!(deliver(&raw, &mut queue, &payload(4, 4000)), Err(Refused::Broken));
+    queue.flush();
+    assert_canaries_live(&raw, &pieces[5..]);
+    // They are the driver's again when it resets the device.
+    fill_with_canaries(&raw);
+    assert_eq!(deliver(&raw, &mut queue, &payload(5, 60)), Err(Refused::Broken));
+    queue.flush();
+    assert_eq!(raw.used(), []);
+    assert_canaries_live(&raw, &[]);
+}
+
+/// A frame that meets a buffer outside memory halfway breaks the ring, and no chain of it is left in the device's hands: a device that follows, as after
+/// GET_VRING_BASE, takes all that was not given back.
+#[test]
+fn cve_2022_26353_chains_of_a_frame_that_fails_halfway_are_left_to_the_next_device() {
+    for features in [PLAIN, MERGEABLE] {
+        let (mut raw, mut queue) = receiver(features);
+        let good = [writable(BUFFERS, 1024), writable(BUFFERS + 0x1000, 1024)];
+        raw.chain(&good[..1]);
+        if features == MERGEABLE {
+            good.iter().for_each(|piece| _ = raw.chain(&[*piece]));
+            raw.chain(&[writable(END, 1024)]);
+        } else {
+            raw.chain(&[good[0], good[1], writable(END, 1024)]);
+        }
+        queue.expect(8);
+        assert_eq!(deliver(&raw, &mut queue, &payload(1, 60)), Ok(()));
+        assert_eq!(deliver(&raw, &mut queue, &payload(2, 3000)), Err(Refused::Broken));
+        queue.flush();
+        assert_eq!(raw.used(), [(0, 72)], "what was delivered before is shown");
+        assert_eq!((queue.ring().base(), queue.ring().used_index()), (1, 1));
     }
 }
 

@@ -21,7 +21,7 @@ use ringferry_virtio_net::config::{HashConfig, HashLimits, NetConfig};
 use ringferry_virtio_net::control::{Coalesce, Command, ERR, OK};
 use ringferry_virtio_net::device::{self, Coalescer, FlowTable, Notify, Settings, Steering};
 use ringferry_virtio_net::driver::{Arena, Channels, Controlq};
-use ringferry_virtio_net::{Features, MAX_FRAME};
+use ringferry_virtio_net::{Features, MAX_FRAME, MIN_FRAME};
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const PAIRS: u16 = 4;
@@ -402,6 +402,37 @@ fn clause_2_7_4_1_long_headers_may_be_cut_anywhere() {
     let memory = Arc::clone(&raw.memory);
     let mut burst = Burst::new();
     assert_eq!((queue.poll(&memory, 1, &mut burst), burst.len(), queue.rejected().too_short), (1, 0, 1));
+}
+
+/// A packet of every length up to the shortest frame behind a header of 20 bytes, in one descriptor and in two: where a header of 12 bytes is taken for
+/// the whole of it, the last eight bytes become the frame's first.
+#[test]
+fn cve_2023_6693_a_header_with_a_hash_report_takes_its_20_bytes_and_the_frame_begins_behind_them() {
+    let features = Features::VERSION_1 | Features::HASH_REPORT;
+    let frame = payload(1, MIN_FRAME);
+    let bytes = [&Header::default().to_bytes()[..], &[0xee; 8], &frame].concat();
+    for len in 1..=bytes.len() {
+        for cut in [0, 12.min(len - 1)] {
+            let mut raw = Raw::new(16);
+            let mut queue = device::Transmitq::new(raw.device(features), features);
+            let parts = [&bytes[..cut], &bytes[cut..len]];
+            let pieces = raw.scatter(BUFFERS, if cut == 0 { &parts[1..] } else { &parts });
+            let head = raw.chain(&pieces);
+            let memory = Arc::clone(&raw.memory);
+            let mut burst = Burst::new();
+            assert_eq!(queue.poll(&memory, 1, &mut burst), 1);
+            let frames = burst.frames().iter().map(|frame| {
+                let mut flat = Vec::new();
+                burst.flatten(frame, &mut flat);
+                (frame.header, flat)
+            });
+            let whole = usize::from(len == bytes.len());
+            assert_eq!(frames.collect::<Vec<_>>(), vec![(Header::default(), frame.clone()); whole], "{len}");
+            assert_eq!(queue.rejected().too_short, 1 - whole as u64, "{len} {cut}");
+            queue.complete();
+            assert_eq!(raw.used(), [(u32::from(head), 0)]);
+        }
+    }
 }
 
 #[test]

@@ -345,8 +345,9 @@ fn pages_that_cannot_be_reached_cost_their_packets_and_nothing_else() {
     }
 }
 
+/// A front end that sends events all the time (XSA-332), and a back end that does (XSA-391).
 #[test]
-fn xsa_391_a_storm_of_events_keeps_nobody() {
+fn xsa_332_xsa_391_a_storm_of_events_keeps_nobody() {
     let mut wire = wire(Provider::Fake, Sharing::Static);
     for domain in [FRONT, BACK] {
         wire.machine.fake.storm(domain, 1000);

@@ -443,12 +443,12 @@ fn hostile(domain: &RealDomain, class: &str, attack: &str) {
         put(at, &[&gref[..], halves.as_flattened()].concat());
     };
     let entries = match attack {
-        // XSA-216, XSA-424.
+        // XSA-39.
         "producer" => 100_000,
         // XSA-39.
         "slots" => (0..40).inspect(|at| request(*at, Request { id: *at as u16, ..more })).count(),
         "endless" => (0..1).inspect(|at| request(*at, more)).count(),
-        // XSA-40.
+        // XSA-39.
         "beyond" => (0..1).inspect(|at| request(*at, Request { offset: 4000, size: 1000, ..good })).count(),
         "extras" => {
             request(0, extra);

@@ -500,7 +500,7 @@ fn queues_of_a_xen_guest_change_workers_and_keep_what_they_have_mapped() {
 fn hostile_front_ends_harm_only_themselves() {
     type Attack = fn(&mut Raw);
     let attacks: [(&str, Attack); 6] = [
-        ("XSA-216 and 424: a producer index that runs away", |raw| {
+        ("XSA-39: a producer index that runs away", |raw| {
             raw.page.store32_release(0, 100_000);
             raw.channel.notify().unwrap();
         }),
@@ -514,7 +514,7 @@ fn hostile_front_ends_harm_only_themselves() {
             raw.send(0, 0, 100, TxFlags::MORE_DATA);
             raw.publish();
         }),
-        ("XSA-40: bytes beyond the page", |raw| {
+        ("XSA-39: bytes beyond the page", |raw| {
             raw.send(0, 4000, 1000, TxFlags::empty());
             raw.publish();
         }),
@@ -558,7 +558,7 @@ fn hostile_front_ends_harm_only_themselves() {
 
 /// XSA-332 and 331: a front end that sends events all the time.
 #[test]
-fn event_storms_and_bad_grants_are_borne() {
+fn xsa_332_event_storms_and_bad_grants_are_borne() {
     let place = Place::new();
     let (mut machine, switch, mut vm, mut good) = bed(&place, "", 1, small(1));
     machine.create(DomId(9), 0);

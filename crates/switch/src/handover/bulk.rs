@@ -130,10 +130,85 @@ impl<'a> Reader<'a> {
                 continue;
             };
             let header = Header::from_bytes(record[32..44].try_into().expect("a header"));
+            // A frame that is none, or that its header contradicts, is not delivered on anybody's word.
+            if header.check(len).is_err() {
+                continue;
+            }
             let cost = WireCost { packets: u64_at(record, 16), bytes: u64_at(record, 24) };
             let delayed = Delayed { from: *from, header, frame: frame.to_vec() };
             waiting.push((*port, Queued { since: u64_at(record, 8), cost, delayed }));
         }
         waiting
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
+
+    fn waiting_frame(header: Header, len: usize) -> (PortId, Queued) {
+        let delayed = Delayed { from: PortId(1), header, frame: vec![7; len] };
+        (PortId(1), Queued { since: 5, cost: WireCost { packets: 1, bytes: 60 }, delayed })
+    }
+
+    fn ports() -> Ports {
+        Ports::from([(1, PortId(9))])
+    }
+
+    /// The lengths of the frames that are read back.
+    fn lengths(bytes: &[u8], section: Section) -> Vec<usize> {
+        let waiting = Reader(bytes).waiting(section, &ports());
+        waiting.iter().map(|(_, queued)| queued.delayed.frame.len()).collect()
+    }
+
+    #[test]
+    fn cve_2013_4149_sections_and_lengths_beyond_the_data_are_not_believed() {
+        let mut writer = Writer::default();
+        let addresses = writer.addresses([Address { vid: 1, mac: MAC, port: PortId(1), seen: 3 }]);
+        let flows = writer.flows([[1, 2]]);
+        let waiting =
+            writer.waiting(&vec![waiting_frame(Header::NONE, 60), waiting_frame(Header::NONE, 100)]);
+        let mut bytes = writer.into_inner();
+        let end = bytes.len() as u64;
+        let read = |section| {
+            let reader = Reader(&bytes);
+            let addresses = reader.addresses(section, &ports()).len();
+            (addresses, reader.flows(section).count(), lengths(&bytes, section).len())
+        };
+        assert_eq!((read(addresses).0, read(flows).1, read(waiting).2), (1, 1, 2));
+        for (at, bytes) in
+            [(0, end + 1), (end, 1), (end + 1, 0), (1, u64::MAX), (u64::MAX, 1), (u64::MAX, u64::MAX)]
+        {
+            assert_eq!(read(Section { at, bytes }), (0, 0, 0), "{at} {bytes}");
+        }
+        // The length of the second frame goes beyond the data.
+        assert_eq!(lengths(&bytes, waiting), [60, 100]);
+        let at = waiting.at as usize + FRAME + 60 + 4;
+        for len in [101, 1 << 17, u32::MAX] {
+            bytes[at..at + 4].copy_from_slice(&len.to_le_bytes());
+            assert_eq!(lengths(&bytes, waiting), [60], "{len}");
+        }
+    }
+
+    #[test]
+    fn cve_2024_41090_no_frame_that_waited_is_shorter_than_an_ethernet_header_or_contradicted_by_its_own() {
+        let beyond = Header { flags: 1, csum_start: 34, csum_offset: 25, ..Header::NONE };
+        for (header, len, passes) in [
+            (Header::NONE, 0, false),
+            (Header::NONE, 13, false),
+            (Header::NONE, 14, true),
+            (beyond, 60, false),
+            (beyond, 61, true),
+            (Header { gso_type: 0x42, ..Header::NONE }, 60, false),
+            (Header::NONE, MAX_FRAME, true),
+            (Header::NONE, MAX_FRAME + 1, false),
+        ] {
+            let mut writer = Writer::default();
+            let waiting = writer.waiting(&vec![waiting_frame(header, len)]);
+            let expected = if passes { vec![len] } else { Vec::new() };
+            assert_eq!(lengths(&writer.into_inner(), waiting), expected, "{header:?}");
+        }
     }
 }

@@ -3,14 +3,18 @@
 use std::os::fd::AsFd;
 
 use ringferry_memory::SharedMem;
+use ringferry_sys::closer::Closer;
 use ringferry_sys::eventfd::EventFd;
+use ringferry_vhost_user::backend::{RegionState, RingDescription, SessionState};
 use ringferry_vhost_user::message::{
     InflightDescription, MemoryRegion, NO_FD, Request, TABLE, VringAddr, VringState,
 };
-use ringferry_vhost_user::{Offer, ProtocolFeatures};
+use ringferry_vhost_user::{Offer, ProtocolFeatures, Resources, Session};
 use zerocopy::IntoBytes;
 
-use crate::rig::{RING_SIZE, Rig, USER, copies_of, guest, mem_table, offer, ring_addr, until_gone};
+use crate::rig::{
+    RING_SIZE, Recorder, Rig, USER, copies_of, guest, mem_table, offer, packed_offer, ring_addr, until_gone,
+};
 
 #[test]
 fn cve_2019_14818_extra_fds_closed_and_repeated_vring_num() {
@@ -175,6 +179,84 @@ fn cve_2018_1059_rings_do_not_run_across_regions() {
     let inside = VringAddr { desc: USER + 0x1000, ..across };
     assert!(rig.ack(Request::SetVringAddr, inside.as_bytes(), &[]));
     assert!(rig.dev.rings.contains_key(&0));
+}
+
+/// The same region in another place.
+fn apart(region: &RegionState, number: u64) -> RegionState {
+    let distance = number << 20;
+    let (guest_addr, user_addr) = (region.guest_addr + distance, region.user_addr + distance);
+    RegionState { guest_addr, user_addr, ..*region }
+}
+
+/// A change of the state that is handed over.
+type Change = fn(&mut SessionState);
+
+/// CVE-2013-4149 (a table longer than its room), CVE-2013-4150 (more queues in use than there are) and CVE-2013-4151 (more queues than there can be): a
+/// process that goes on with the session of another holds each count, index and length of the state against the same bounds as a message of the front end.
+#[test]
+fn cve_2013_4149_to_4151_no_count_of_a_state_that_is_handed_over_is_believed() {
+    let (region, mem) = guest(0x4_0000);
+    let bad: [Change; 19] = [
+        |state| state.rings[0].index = 4,
+        |state| state.rings[0].index = u16::MAX,
+        |state| state.rings.extend((0..300).map(|index| RingDescription { index, ..Default::default() })),
+        |state| state.rings[0].size = Some(0),
+        |state| state.rings[0].size = Some(32769),
+        |state| state.rings[0].size = Some(u16::MAX),
+        |state| state.rings[0].addr = Some((0, USER + 1, USER, USER, 0)),
+        |state| state.memory = (0..33).map(|number| apart(&state.memory[0], number)).collect(),
+        |state| state.memory.push(state.memory[0]),
+        |state| state.repeated = vec![state.memory[0]; 100_000],
+        |state| state.memory[0].size = u64::MAX,
+        |state| state.memory[0].mmap_offset = u64::MAX,
+        |state| state.memory[0].file = None,
+        |state| state.inflight.as_mut().unwrap().num_queues = 5,
+        |state| state.inflight.as_mut().unwrap().queue_size = 32769,
+        |state| state.inflight.as_mut().unwrap().mmap_offset = u64::MAX,
+        |state| state.received = vec![0; 100_000],
+        |state| state.features = Some(u64::MAX),
+        |state| state.protocol = u64::MAX,
+    ];
+    // The state of a session that runs, changed, and what becomes of it.
+    let adopted = |change: Change| {
+        let mut rig = Rig::packed();
+        assert!(rig.mem_table(&[(region, &mem)]));
+        let inflight = SharedMem::new("inflight", 4 * (32 + 32 * 256 + 32)).unwrap();
+        let known = description(4 * (32 + 32 * 256 + 32), 0, 4, 256);
+        assert!(rig.ack(Request::SetInflightFd, known.as_bytes(), &[inflight.fd()]));
+        assert!(rig.start(1, 0x8000));
+        let mut fds = Vec::new();
+        let state = rig.session.state(&mut |fd| {
+            fds.push(Some(fd.try_clone_to_owned()?));
+            Ok(fds.len() as u32 - 1)
+        });
+        let mut state = state.unwrap();
+        change(&mut state);
+        // Many a number refers to the same descriptor, so that it fails for nothing but a count.
+        let mut take = |number: u32| fds.get(number as usize)?.as_ref()?.try_clone().ok();
+        let resources = Resources { closer: Closer::inline(), ..Resources::default() };
+        let adopted = Session::adopt(&state, &mut take, packed_offer(), resources);
+        rig.session.let_go();
+        adopted
+    };
+    for (number, change) in bad.into_iter().enumerate() {
+        assert!(adopted(change).is_err(), "{number}");
+    }
+    assert_eq!(copies_of(mem.fd()), 1, "what was refused keeps nothing");
+    // Positions come by themselves: fewer than there are rings, more, and some that are in no ring.
+    for outside in [0x8100, 0x7fff, u32::MAX] {
+        let mut session = adopted(|_| {}).unwrap();
+        let mut bases = vec![Some(0x8000); 300];
+        bases[1] = Some(outside);
+        session.set_positions(&bases);
+        let mut dev = Recorder::default();
+        session.resume(&mut dev);
+        assert!(dev.rings.is_empty(), "a ring that goes on outside itself");
+        session.set_positions(&[]);
+        session.set_positions(&[None, Some(0x8000)]);
+        session.resume(&mut dev);
+        assert!(dev.rings.contains_key(&1));
+    }
 }
 
 #[test]

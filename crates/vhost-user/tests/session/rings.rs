@@ -140,7 +140,7 @@ fn a_running_ring_moves_with_its_addresses() {
 }
 
 #[test]
-fn a_running_ring_goes_on_when_its_new_addresses_are_no_good() {
+fn cve_2026_5747_a_running_ring_goes_on_when_its_new_addresses_or_size_are_no_good() {
     let (mut rig, _guest) = ready();
     assert!(rig.start(0, 0));
     rig.dev.take();

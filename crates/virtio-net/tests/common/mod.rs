@@ -10,7 +10,7 @@ use ringferry_nic::rx::{PolicyKind, RxConfig};
 use ringferry_packet::buffer::{Buf, Chain, Pools};
 use ringferry_packet::frame::Burst;
 use ringferry_packet::vnet::Header;
-use ringferry_ring::{Chains, Device, Parts, part_bytes};
+use ringferry_ring::{Chains, Device, Parts, RingAddresses, part_bytes};
 use ringferry_virtio_net::device::{self, Refused};
 use ringferry_virtio_net::driver::{Arena, MAX_SEGS, Pair, PairConfig, Queue};
 use ringferry_virtio_net::{Features, MAX_FRAME, MIN_FRAME};
@@ -359,6 +359,17 @@ impl Raw {
         let (desc, driver, device) = (self.desc.clone(), self.avail.clone(), self.used.clone());
         let parts = Parts { size: self.size, desc, driver, device };
         Device::new(parts, (features - Features::RING_PACKED).ring(), FRESH, None).unwrap()
+    }
+
+    /// The guest addresses of what the device writes in the ring.
+    pub fn addresses(&self) -> RingAddresses {
+        let (desc, driver, device) = (self.desc.clone(), self.avail.clone(), self.used.clone());
+        RingAddresses::of(&Parts { size: self.size, desc, driver, device }, false)
+    }
+
+    /// The page in which the used ring begins.
+    pub fn used_page(&self) -> u64 {
+        self.used.guest_addr() / 4096
     }
 
     pub fn write_desc(&self, index: u16, addr: u64, len: u32, flags: u16, next: u16) {

@@ -98,7 +98,7 @@ fn xsa_39_a_receive_producer_that_jumps_breaks_the_ring() {
 }
 
 #[test]
-fn a_piece_that_ends_behind_its_page_breaks_the_ring() {
+fn xsa_39_a_piece_that_ends_behind_its_page_breaks_the_ring() {
     breaks(Fault::CrossesPage, |front| front.request(front.gref(0), 4000, NONE, 1, 97));
     breaks(Fault::CrossesPage, |front| front.request(front.gref(0), u16::MAX, NONE, 1, u16::MAX));
     breaks(Fault::CrossesPage, |front| {

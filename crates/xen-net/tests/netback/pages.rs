@@ -228,14 +228,29 @@ fn control_messages_that_make_no_sense_are_refused() {
         let status = front.ask(&mut control, &mut [&mut queue], message).status;
         assert_eq!(status, Status::InvalidParameter, "{message:?}");
     }
-    // XSA-270: an offset and a length that overflow. There is no table that they could be outside of.
-    let mapping = Message::SetHashMapping { page, count: u32::MAX, offset: u32::MAX };
-    for message in [Message::GetHashFlags, Message::SetHashKey { page, size: u32::MAX }, mapping] {
+    for message in [Message::GetHashFlags, Message::SetHashKey { page, size: u32::MAX }] {
         let status = front.ask(&mut control, &mut [&mut queue], message).status;
         assert_eq!(status, Status::NotSupported, "{message:?}");
     }
     let none = front.ask(&mut control, &mut [&mut queue], Message::SetHashAlgorithm(0));
     assert_eq!(none.status, Status::Success);
+    drop(control);
+    front.finish(queue);
+}
+
+/// Offsets and lengths that overflow, and some that a table would have. There is no table that they could be outside of.
+#[test]
+fn xsa_270_a_part_of_the_hash_mapping_is_refused_wherever_it_lies() {
+    let mut front = Front::new(4);
+    let (mut queue, mut control) = (front.queue(Mode::Copy), front.control());
+    let page = front.gref(0);
+    for (count, offset) in
+        [(1, 0), (128, 0), (0, u32::MAX), (1, u32::MAX), (u32::MAX, 1), (u32::MAX, u32::MAX)]
+    {
+        let mapping = Message::SetHashMapping { page, count, offset };
+        let status = front.ask(&mut control, &mut [&mut queue], mapping).status;
+        assert_eq!(status, Status::NotSupported, "{count} {offset}");
+    }
     drop(control);
     front.finish(queue);
 }

@@ -35,7 +35,7 @@ type Property = fn(&Pair<'_>);
 
 /// All properties with their names.
 pub const PROPERTIES: &[(&str, Property)] = &[
-    ("granted pages are zeroed and have references of their own", pages_are_zeroed),
+    ("xsa_403: granted pages are zeroed and have references of their own", pages_are_zeroed),
     ("both sides see the same bytes of a mapped page", mapped_pages_are_shared),
     ("pages are mapped one by one in any order", pages_map_in_any_order),
     ("a bad reference does not spoil the others of a batch", bad_references_fail_alone),

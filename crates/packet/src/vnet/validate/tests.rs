@@ -108,6 +108,18 @@ fn m2_the_type_of_segmentation_is_that_of_the_frame() {
     assert_eq!(judge(&(header, fragment)), Err(Invalid::Protocol(GSO_TCPV4)));
 }
 
+/// Linux put TCP's checksum where a header that asked for segmentation told it to.
+#[test]
+fn cve_2024_43897_segmentation_takes_the_checksum_field_of_its_protocol_and_no_other() {
+    for (v6, is_tcp, own) in [(false, true, 16), (true, true, 16), (false, false, 6), (true, false, 6)] {
+        let (header, frame) = Packet::plain(v6, is_tcp, vec![3; 3000]).sent(1000);
+        for csum_offset in (0..100).chain([0x7fff, u16::MAX - 36, u16::MAX]) {
+            let verdict = judge(&(Header { csum_offset, ..header }, frame.clone()));
+            assert_eq!(verdict.is_ok(), csum_offset == own, "{csum_offset} {verdict:?}");
+        }
+    }
+}
+
 #[test]
 fn m2_segments_are_of_sane_size_and_number() {
     let size = |packet: &Packet, gso_size| judge(&packet.sent(gso_size)).map(|header| header.gso_size);

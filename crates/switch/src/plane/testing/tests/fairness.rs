@@ -343,6 +343,38 @@ fn h3_a_receiver_without_buffers_costs_one_attempt_and_every_packet_is_counted()
     assert_eq!(ports.wires[usize::from(receiver)].refused(0), 1, "deliveries that were tried in vain");
 }
 
+/// In Linux's vhost_net frames that a receiver's buffers were too small for were discarded beyond the limit of a turn, so that a flood of them kept the thread
+/// for good. Here what is discarded is paid for as what is delivered, and ends the turn.
+#[test]
+fn cve_2019_3900_a_flood_of_frames_that_are_discarded_ends_its_turn() {
+    const FLOOD: usize = 10_000;
+    // The receiver has no buffers, or dozens for each frame, for which it has to pay in the end.
+    for (room, further) in [(0, 0), (usize::MAX, 60)] {
+        let mut ports = Ports::new(1);
+        let [flooder, victim, honest, receiver] = [(); 4].map(|()| ports.add(1, Offloads::all(), 0, 1));
+        let (from, to) = (&ports.wires[usize::from(flooder)], &ports.wires[usize::from(victim)]);
+        let (from, to) = (Arc::clone(from), Arc::clone(to));
+        to.set_room(0, room);
+        to.spread(further);
+        let mut discarded = 0;
+        for _ in 0..50 {
+            ports.fill(flooder, &small(flooder, mac(victim)), FLOOD);
+            ports.fill(honest, &small(honest, mac(receiver)), 1);
+            ports.bed.serve_events(0);
+            ports.bed.round(0);
+            let taken = FLOOD - from.waiting(0);
+            assert!(taken <= 512, "{taken} frames of the flood were taken in one turn");
+            discarded += taken - ports.received(victim).len();
+            assert_eq!(
+                ports.received(receiver).len(),
+                1,
+                "the honest frame of each round is forwarded in it"
+            );
+        }
+        assert!(discarded > 500, "{discarded}");
+    }
+}
+
 /// Two ports that always have work get the worker in proportion to their weights, whatever their frames cost.
 #[test]
 fn h3_ports_share_a_worker_by_weight_and_not_by_frames() {

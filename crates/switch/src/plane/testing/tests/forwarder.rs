@@ -194,6 +194,35 @@ fn the_time_without_buffers_is_counted() {
     assert_eq!(bed.totals(id).drops_by_name()["no-receive-buffers"], 2 + 4 * 4);
 }
 
+/// In Firecracker a guest received nothing any more once its ring and the tap's queue had been full together. Here a sender, be it a tap or a guest, never
+/// waits for its receiver: what finds no buffers is dropped, and what comes later is delivered, though the receiver sends no kick.
+#[test]
+fn cve_2020_16843_a_receiver_that_was_full_goes_on_as_soon_as_it_posts_buffers() {
+    for (pairs, workers) in [(None, 1), (Some(1), 1), (None, 2), (Some(1), 2)] {
+        let mut bed = Bed::new(&SwitchConfig::default(), workers);
+        let (_, from) = bed.add(&HeapPort { pairs, ..HeapPort::default() });
+        let (_, to) = bed.add(&HeapPort { first: workers - 1, ..HeapPort::default() });
+        let send = |numbers: std::ops::Range<u8>| {
+            for number in numbers {
+                let payload = vec![0x88, 0xb5, number, 0];
+                let frame = Frame { destination: mac(2), source: mac(1), tags: Vec::new(), payload };
+                from.send(0, HeapFrame::new(Header::default(), frame.bytes()));
+            }
+        };
+        let numbers = || to.received(0).iter().map(|frame| frame.bytes[14]).collect::<Vec<_>>();
+        for _ in 0..3 {
+            to.set_room(0, 3);
+            send(0..200);
+            bed.run();
+            assert_eq!((numbers(), from.waiting(0)), (vec![0, 1, 2], 0));
+            to.set_room(0, usize::MAX);
+            send(200..205);
+            bed.run();
+            assert_eq!(numbers(), [200, 201, 202, 203, 204], "{pairs:?} {workers}");
+        }
+    }
+}
+
 /// Runs of frames that the receiver takes as they are end and begin at frames that need software.
 #[test]
 fn frames_that_need_software_keep_their_place_among_those_that_do_not() {
