@@ -45,7 +45,6 @@ use ringferry_packet::frame::Burst;
 use ringferry_packet::vnet::Header;
 use ringferry_sys::epoll::{Epoll, EventBuf};
 use ringferry_sys::spin::{Idle, Spin};
-use ringferry_sys::usage::ThreadClock;
 
 use crate::config::SwitchConfig;
 use crate::counters::{DropReason, WorkerCounters};
@@ -63,6 +62,7 @@ use crate::plane::policy::vlan::Retag;
 use crate::plane::port::{Port, TxContext};
 use crate::plane::queues::{Lease, Queues, Source};
 
+mod audit;
 pub(crate) mod command;
 mod debts;
 mod direct;
@@ -74,6 +74,7 @@ pub(crate) mod handover;
 pub(crate) mod holes;
 mod timers;
 
+use audit::{Auditor, Look};
 use command::{Inbox, Posted};
 use debts::Debts;
 use fair::Accounts;
@@ -97,14 +98,6 @@ const EVENTS_COST: u64 = 100_000;
 /// Time between looks at epoll while there is work, for when work takes longer than its price says: the worker looks after [`EVENTS_COST`] or after
 /// this, whichever comes first.
 const EVENTS_TIME: Duration = Duration::from_micros(500);
-
-/// When the thread works for so many times longer than is charged, what sources cost is [measured](Audit) for a while. Cores that are far from each other make work
-/// take up to five times its price, for everybody alike.
-const SUSPICIOUS: u32 = 10;
-
-/// Length of an [audit](Audit). It is prolonged by as much for as long as it finds something. It has an end because measuring costs half a
-/// microsecond a burst.
-const AUDIT: Duration = Duration::from_millis(100);
 
 /// What a round costs besides its frames, in the unit of [`cost`]. Without it rounds that move few frames would hardly bring the next look at epoll
 /// nearer.
@@ -153,45 +146,6 @@ impl Polled {
     const NOTHING: Polled = Polled { moved: false, exhausted: false };
 }
 
-/// A time in which what a source costs is taken from the thread's clock where that is more than the price list says: a guest can make packets that touch
-/// memory nobody has touched, or that are dear in a way of which no list knows. Not the time that passes, as whoever is preempted would pay for it.
-struct Audit {
-    clock: ThreadClock,
-    until: Instant,
-    /// What reading the clock takes, which is more than most polls: a system call.
-    overhead: Duration,
-    /// Something took so much longer than its price that the audit is to go on.
-    found: bool,
-}
-
-impl Audit {
-    fn begin(clock: ThreadClock, now: Instant) -> Self {
-        let used = || clock.used().unwrap_or_default();
-        // The longest of a few, so that nothing is found where nothing was done.
-        let overhead = (0..8).map(|_| {
-            let before = used();
-            used().saturating_sub(before)
-        });
-        Audit { clock, until: now + AUDIT, overhead: overhead.max().unwrap_or_default(), found: false }
-    }
-}
-
-/// A suspicion that work takes longer than its price, as time has passed much faster than work was charged. The thread may only have been preempted:
-/// its CPU clock tells at the next look.
-struct Suspicion {
-    clock: ThreadClock,
-    /// The thread's time, and the work done, when it arose.
-    used: Duration,
-    worked: u64,
-}
-
-/// When the events were last looked at.
-struct Look {
-    at: Instant,
-    /// Work done until then.
-    worked: u64,
-}
-
 /// The state of the thread.
 pub(crate) struct Worker<P: Queues> {
     ports: Vec<Option<Port<P>>>,
@@ -219,8 +173,7 @@ pub(crate) struct Worker<P: Queues> {
     /// A source that has work was left out of the last round.
     left_out: bool,
     /// What sources cost is measured, beside the price list.
-    audit: Option<Audit>,
-    suspicion: Option<Suspicion>,
+    auditor: Auditor,
     counters: Arc<WorkerCounters>,
     spin: Spin,
     clock: Clock,
@@ -269,8 +222,7 @@ impl<P: Queues> Worker<P> {
             debts: Debts::default(),
             worked: 0,
             left_out: false,
-            audit: None,
-            suspicion: None,
+            auditor: Auditor::default(),
             counters,
             spin: Spin::new(Duration::from_micros(config.poll_microseconds.into())),
             clock,
@@ -319,7 +271,7 @@ impl<P: Queues> Worker<P> {
                 self.note_round(before, now);
                 before = now;
                 if self.worked - last.worked >= EVENTS_COST || now - last.at >= EVENTS_TIME {
-                    self.consider_audit(&last, now);
+                    self.auditor.consider(&last, self.worked, now);
                     self.serve_events(Some(Duration::ZERO));
                     last = Look { at: now, worked: self.worked };
                 }
@@ -354,36 +306,6 @@ impl<P: Queues> Worker<P> {
         } else if holes.is_on() {
             holes.end_if_over(now);
         }
-    }
-
-    /// Begins or ends an [audit](Audit), now that there was work ever since a look.
-    fn consider_audit(&mut self, last: &Look, now: Instant) {
-        let price = |since: u64| SUSPICIOUS * Duration::from_nanos(self.worked - since);
-        match (&mut self.audit, self.suspicion.take()) {
-            (Some(audit), _) if audit.until > now => {}
-            (Some(audit), _) if audit.found => (audit.until, audit.found) = (now + AUDIT, false),
-            (audit @ Some(_), _) => *audit = None,
-            (audit @ None, Some(Suspicion { clock, used, worked })) => {
-                let took = clock.used().unwrap_or_default().saturating_sub(used);
-                if took > EVENTS_TIME / 2 + price(worked) {
-                    *audit = Some(Audit::begin(clock, now));
-                }
-            }
-            (None, None) if now - last.at > EVENTS_TIME + price(last.worked) => {
-                let worked = self.worked;
-                let suspect = |clock: ThreadClock| Some(Suspicion { clock, used: clock.used()?, worked });
-                self.suspicion = ThreadClock::current().ok().and_then(suspect);
-            }
-            (None, None) => {}
-        }
-    }
-
-    /// What a test does to look at the events so long after the last time, with this price of the work since: whether there is an audit then.
-    #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn look_after(&mut self, passed: Duration, price: u64) -> bool {
-        let at = Instant::now();
-        self.consider_audit(&Look { at, worked: self.worked.saturating_sub(price) }, at + passed);
-        self.audit.is_some()
     }
 
     /// What a test does to have a round taken for [slow](holes::SLOW). The worker is told by `looks` in how many looks it has slept since it last asked.
@@ -449,7 +371,7 @@ impl<P: Queues> Worker<P> {
                 continue;
             }
             // What has been silent for long is not measured: it would cost more than the poll.
-            let polled = if self.audit.is_none() || empty >= ROUNDS_TO_ARM {
+            let polled = if !self.auditor.is_on() || empty >= ROUNDS_TO_ARM {
                 self.poll_charged(source)
             } else {
                 self.poll_audited(source)
@@ -655,27 +577,6 @@ impl<P: Queues> Worker<P> {
         let polled = self.poll(source);
         if polled.moved {
             self.note_debts(Some(source.port));
-        }
-        polled
-    }
-
-    /// Does the same in an audit: what that took beyond its price is charged, too.
-    #[cold]
-    fn poll_audited(&mut self, source: Source) -> Polled {
-        let Some((clock, overhead)) = self.audit.as_ref().map(|audit| (audit.clock, audit.overhead)) else {
-            return self.poll_charged(source);
-        };
-        let used = || clock.used().unwrap_or_default();
-        let (before, worked, burst) = (used(), self.worked, self.accounts.burst(source.port));
-        let polled = self.poll_charged(source);
-        let took = used().saturating_sub(before + overhead).as_nanos() as u64;
-        let price = self.worked - worked;
-        if polled.moved && took > price {
-            self.charge(source.port, took - price);
-            self.accounts.note_burst(source.port, burst, took, TURN_COST);
-        }
-        if let Some(audit) = self.audit.as_mut().filter(|_| polled.moved) {
-            audit.found |= took > u64::from(SUSPICIOUS) * price.max(ROUND);
         }
         polled
     }
