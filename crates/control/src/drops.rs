@@ -83,7 +83,8 @@ drop_reasons! {
         "Normal behind a bridge. Many of them show a loop, or two guests with the same MAC address.",
     /// The frame was for everybody, and there is no other port that it may leave by.
     NoDestination = "no-destination" at Sender,
-        "Normal on a switch with one port, or for an isolated port on its own in its VLAN.",
+        "Normal on a switch with one port, for an isolated port on its own in its VLAN, and for untagged frames of a trunk whose native VLAN no other port is in \
+         (`native=none` there).",
     /// The receiving guest has posted no buffers, or too few for this frame. It is slower than those who send
     /// to it.
     NoReceiveBuffers = "no-receive-buffers" at Receiver,
@@ -130,10 +131,10 @@ drop_reasons! {
     /// Sender and receiver are both isolated ports.
     Isolated = "isolated" at Receiver,
         "That is what the rule is for; take `isolated` away from one of them if they should talk.",
-    /// The frame's source address is not one of `allowed_macs` or `allowed_ips` of the port.
+    /// The frame's source address is not one of `allowed_macs` or `allowed_ips` of the port, or it is of a kind that a port with these rules may not send: router advertisements, redirects, IP and ARP in SNAP, headers that are cut off, contradict each other or lie too deep to be checked.
     Spoofed = "spoofed" at Sender,
-        "If the guest is right, add the address. Guests that run containers or VMs of their own send from \
-         further addresses.",
+        "`ringferry capture PORT --drops` shows which. If it is a source address of the guest's, add it: guests that run containers or VMs of their own send from \
+         further addresses. For the other kinds no address helps: a port of a router has no such rules.",
     /// The frame is for a protocol between neighbours (01:80:c2:00:00:00 to 0f: spanning tree, PAUSE, LACP, LLDP), is a MAC control frame
     /// (PAUSE) to another address, or comes from a group address or from all zeros.
     Reserved = "reserved" at Sender,

@@ -369,10 +369,10 @@ impl Words<'_> {
                         format!("Its destination is known behind {} in VLAN {vid}.", self.known.name(*port))
                     }
                     (Some(Target::Unknown), _) => format!(
-                        "Nobody has sent from its destination in VLAN {vid} lately: it is flooded to all {all} other ports that may have it."
+                        "Nobody has sent from its destination in VLAN {vid} lately: it is flooded to those of the {all} other ports that may have it."
                     ),
                     _ => {
-                        format!("It is for a group: it is flooded to all {all} other ports that may have it.")
+                        format!("It is for a group: it is flooded to those of the {all} other ports that may have it.")
                     }
                 };
                 self.say(name, "destination", TraceVerdict::Passes, text);

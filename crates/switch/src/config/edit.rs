@@ -28,7 +28,10 @@ impl Edit {
             match setting.split_once('=') {
                 None => report(&format!("{setting:?}"), "is not KEY=VALUE"),
                 Some((key, value)) => {
-                    if value.is_empty() || value == "none" && key != "native" && !is_list(key) {
+                    if value.is_empty()
+                        || value == "none" && key != "native" && !is_list(key)
+                        || ["0", "off"].contains(&value) && is_rate(key)
+                    {
                         report(
                             key,
                             &format!("{value:?} is no value: `ringferry ctl unset` takes a key back"),
@@ -129,6 +132,11 @@ impl Edit {
         };
         port.keys().filter_map(|key| value(key.name)).collect()
     }
+}
+
+/// Whether a key is a limit that does not hold where it is not given, for which people write `0` or `off`.
+fn is_rate(key: &str) -> bool {
+    key == "storm" || key.starts_with("rate_") && !key.ends_with("_burst")
 }
 
 /// The keys of ports that can change while a port of some kind is open.

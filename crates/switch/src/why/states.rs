@@ -101,7 +101,7 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
     // What the state says already need not be said again.
     if let Some(fault) = port.fault.as_ref().filter(|_| !is_tap && port.state != PortState::NoMemory) {
         let next = if fault.starts_with(SOCKET_REMOVED) {
-            format!("`ringferry ctl remove {name}`, and `ringferry ctl add` it again.")
+            format!("`ringferry ctl dump` prints its settings, which are forgotten with it: `ringferry ctl remove {name}`, and `ringferry ctl add` it again with them.")
         } else {
             "The port serves again by itself once the cause has gone.".to_owned()
         };
@@ -252,8 +252,8 @@ fn look_at_addresses(known: &Known<'_>, port: &PortSnapshot, findings: &mut Find
             90.0,
             format!("{}: what is for it goes to whoever has sent last.", address.to_text()),
             format!(
-                "Two machines have it: give each an address of its own, and `ringferry ctl fdb flush --mac {}` then. If it is one machine there is a loop: see what is bridged behind the two ports. If it belongs to {name}, `ringferry ctl set {name} static_macs={}` holds it there.",
-                address.mac, address.mac
+                "Two machines have it: give each an address of its own, and `ringferry ctl fdb flush --mac {}` then. If it is one machine there is a loop: see what is bridged behind the two ports. If it belongs to {name}, `ringferry ctl fdb add {} {name} --vlan {}` holds it there.",
+                address.mac, address.mac, address.vlan
             ),
         );
     }
@@ -272,7 +272,7 @@ fn look_at_addresses(known: &Known<'_>, port: &PortSnapshot, findings: &mut Find
         if is_restless(lost) {
             continue;
         }
-        let FdbLost { from, to, mac, .. } = lost;
+        let FdbLost { from, to, mac, vlan, .. } = lost;
         let has_lost = lost.from == *name && port.state == PortState::Up;
         findings.add(
             "address-lost",
@@ -280,7 +280,7 @@ fn look_at_addresses(known: &Known<'_>, port: &PortSnapshot, findings: &mut Find
             80.0,
             format!("{}: what is for it goes to {to} alone.", lost.to_text()),
             format!(
-                "Nothing, if the machine itself has moved. Else {from} and {to} both use it, and it is one's own: find out whose (`ip link` in the guests). `ringferry ctl set {from} static_macs={mac}`, or the same with {to}, holds it there, and `allowed_macs` at the other port says what that one may send from."
+                "Nothing, if the machine itself has moved. Else {from} and {to} both use it, and it is one's own: find out whose (`ip link` in the guests). `ringferry ctl fdb add {mac} {from} --vlan {vlan}`, or the same with {to}, holds it there, and `allowed_macs` at the other port says what that one may send from."
             ),
         );
     }

@@ -596,7 +596,7 @@ impl VhostPort {
         self.socket_gone = true;
         tracing::warn!(
             port = self.device.name,
-            "somebody has removed the socket {}, so no front end can connect to it any more; remove the port and add it again (ringferry ctl), or restart the switch",
+            "somebody has removed the socket {}, so no front end can connect to it any more; remove the port and add it again with its settings (ringferry ctl dump prints them), or restart the switch",
             self.peer()
         );
     }
@@ -687,7 +687,7 @@ impl VhostPort {
             return Some(format!("no queue is served while the guest is migrated: {why}"));
         }
         self.socket_gone.then(|| {
-            format!("{SOCKET_REMOVED}, so no front end can connect any more; remove the port and add it again, or restart the switch")
+            format!("{SOCKET_REMOVED}, so no front end can connect any more; remove the port and add it again with its settings, or restart the switch")
         })
     }
 
