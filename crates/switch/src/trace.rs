@@ -372,7 +372,9 @@ impl Words<'_> {
                         "Nobody has sent from its destination in VLAN {vid} lately: it is flooded to those of the {all} other ports that may have it."
                     ),
                     _ => {
-                        format!("It is for a group: it is flooded to those of the {all} other ports that may have it.")
+                        format!(
+                            "It is for a group: it is flooded to those of the {all} other ports that may have it."
+                        )
                     }
                 };
                 self.say(name, "destination", TraceVerdict::Passes, text);

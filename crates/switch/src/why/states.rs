@@ -101,7 +101,9 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
     // What the state says already need not be said again.
     if let Some(fault) = port.fault.as_ref().filter(|_| !is_tap && port.state != PortState::NoMemory) {
         let next = if fault.starts_with(SOCKET_REMOVED) {
-            format!("`ringferry ctl dump` prints its settings, which are forgotten with it: `ringferry ctl remove {name}`, and `ringferry ctl add` it again with them.")
+            format!(
+                "`ringferry ctl dump` prints its settings, which are forgotten with it: `ringferry ctl remove {name}`, and `ringferry ctl add` it again with them."
+            )
         } else {
             "The port serves again by itself once the cause has gone.".to_owned()
         };

@@ -390,7 +390,10 @@ fn edits_that_make_no_sense_are_refused() {
         ),
         (&["vlan="], "vlan: \"\" is no value: `ringferry ctl unset` takes a key back"),
         (&["rate_in=none"], "rate_in: \"none\" is no value: `ringferry ctl unset` takes a key back"),
-        (&["rate_out_packets=0"], "rate_out_packets: \"0\" is no value: `ringferry ctl unset` takes a key back"),
+        (
+            &["rate_out_packets=0"],
+            "rate_out_packets: \"0\" is no value: `ringferry ctl unset` takes a key back",
+        ),
         (&["storm=off"], "storm: \"off\" is no value: `ringferry ctl unset` takes a key back"),
         (&["isolated=1"], "isolated: 1 is neither on nor off"),
         (&["mtuu=9000"], "mtuu: is not a setting that can change while the port is open: did you mean mtu?"),

@@ -197,6 +197,8 @@ pub(crate) struct Handoff<M: Primitives = Std> {
     spare: Vec<Vec<u8>>,
     /// The worker whose rings are polled first for the next message.
     turn: usize,
+    /// Workers are woken later.
+    wakes_wait: bool,
 }
 
 /// The rings of a worker to each other one, with the messages that a test holds up on their way.
@@ -220,6 +222,7 @@ impl<M: Primitives> Handoff<M> {
                 doorbell: Arc::clone(&doorbells[me]),
                 spare: Vec::new(),
                 turn: 0,
+                wakes_wait: false,
             })
             .collect();
         for from in 0..workers {
@@ -318,9 +321,18 @@ impl<M: Primitives> Handoff<M> {
         true
     }
 
+    /// Has [`flush`](Self::flush) wake nobody, until this is taken back; whoever was given something meanwhile is woken then.
+    pub(crate) fn let_wakes_wait(&mut self, wait: bool) {
+        self.wakes_wait = wait;
+        self.flush();
+    }
+
     /// Wakes the workers that were given something and sleep.
     #[inline]
     pub(crate) fn flush(&mut self) {
+        if self.wakes_wait {
+            return;
+        }
         for out in self.out.iter_mut().flatten() {
             if std::mem::take(&mut out.dirty) {
                 out.doorbell.wake();

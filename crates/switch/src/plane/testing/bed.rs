@@ -404,6 +404,23 @@ impl Bed {
         any
     }
 
+    /// Makes it dear to wake a worker, for as long as what is returned is kept: so many look at its bell.
+    ///
+    /// # Panics
+    /// No descriptors are left.
+    pub fn burden_bell(&self, worker: usize, looks: usize) -> impl Sized + use<> {
+        let bells: Vec<_> = (0..looks.isqrt())
+            .map(|_| self.workers[worker].bell().try_clone().expect("a descriptor"))
+            .collect();
+        let epolls: Vec<_> = (0..looks.isqrt()).map(|_| Epoll::new().expect("a descriptor")).collect();
+        for epoll in &epolls {
+            bells.iter().for_each(|bell| {
+                epoll.add(bell, BELL, Interest::READABLE).expect("a descriptor can be watched")
+            });
+        }
+        (epolls, bells)
+    }
+
     /// A worker goes to sleep, if it finds that it may; whether it sleeps.
     pub fn sleep(&mut self, worker: usize) -> bool {
         self.end_round(worker);

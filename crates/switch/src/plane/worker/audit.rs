@@ -113,9 +113,13 @@ impl<P: Queues> Worker<P> {
             return self.poll_charged(source);
         };
         let used = || clock.used().unwrap_or_default();
+        self.handoff.let_wakes_wait(true);
         let (before, worked, burst) = (used(), self.worked, self.accounts.burst(source.port));
         let polled = self.poll_charged(source);
         let took = used().saturating_sub(before + overhead).as_nanos() as u64;
+        // To wake a processor takes a virtual machine microseconds, and falls to whoever is first to have something for a worker that sleeps: who sends a little at a
+        // time would pay more for it than a flood for its frames, and be held to its share of them.
+        self.handoff.let_wakes_wait(false);
         let price = self.worked - worked;
         if polled.moved && took > price {
             self.charge(source.port, took - price);

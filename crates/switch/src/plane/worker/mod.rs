@@ -338,6 +338,12 @@ impl<P: Queues> Worker<P> {
         &self.counters
     }
 
+    /// The event that wakes it.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn bell(&self) -> &ringferry_sys::eventfd::EventFd {
+        &self.inbox.bell
+    }
+
     /// See [`Handoff::under_way`].
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn under_way(&mut self, worker: usize) -> usize {

@@ -266,6 +266,39 @@ fn h3_dear_buffers_cost_nothing_where_nobody_else_waits() {
     assert!(ports.received(receiver).len() > 3000);
 }
 
+/// H3: in an audit, whoever was first to have something for another worker that slept paid for waking it, which takes longer than a hundred frames: a guest that sent a little at a
+/// time fell behind floods.
+#[test]
+fn h3_an_audit_charges_nobody_with_waking_another_worker() {
+    const WAKES: usize = 20;
+    let mut ports = Ports::new(2);
+    let [sender, slow] = [ports.add(1, Offloads::all(), 0, 1), ports.add(1, Offloads::all(), 0, 1)];
+    let receiver = ports.add(1, Offloads::all(), 1, 1);
+    let long = Duration::from_millis(20);
+    let burden = |ports: &mut Ports, burden| {
+        ports.wires[usize::from(slow)].burden(burden);
+        ports.fill(slow, &small(slow, mac(sender)), 8);
+        ports.bed.serve_events(0);
+        ports.bed.round(0);
+    };
+    ports.bed.look_after(0, long, 0);
+    burden(&mut ports, 2 * Duration::from_millis(2));
+    assert!(ports.bed.look_after(0, long, 0), "there is an audit");
+    ports.bed.run();
+    let _dear = ports.bed.burden_bell(1, 10_000);
+    let frame = small(sender, mac(receiver));
+    for _ in 0..WAKES {
+        while !ports.bed.sleep(1) {}
+        ports.wires[usize::from(sender)].send(0, frame.clone());
+        ports.bed.serve_events(0);
+        ports.bed.round(0);
+        ports.bed.serve_events(1);
+        ports.bed.round(1);
+    }
+    assert_eq!(ports.received(receiver).len(), WAKES);
+    assert!(ports.work(sender) < MILLISECOND, "{} ns", ports.work(sender));
+}
+
 /// H3: an audit, in which others are much slower, went on for as long as there were queues that are polled and silent: to read the clock takes longer than to poll one.
 #[test]
 fn h3_silent_queues_prolong_no_audit() {
