@@ -344,8 +344,8 @@ pub enum CtlCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Takes settings of a port back, now and in the configuration file. Keys that depend on another go with it, such as native with
-    /// trunk; `ringferry ctl set --help` lists the keys.
+    /// Takes settings of a port back, now and in the configuration file. Keys that say more of another go with it, such as native with
+    /// trunk or a burst with its rate; one that needs another (allowed_ips needs allowed_macs) is to be named, too. `ringferry ctl set --help` lists the keys.
     Unset {
         /// The port.
         port: String,

@@ -263,15 +263,26 @@ impl Forwarder {
             let port = tables.ports.get(usize::from(port.0))?.as_ref()?;
             Some((port.offloads(), port.queues.frame_cost()))
         };
-        let mut everybody = SmallVec::<[Alike; 4]>::new();
-        if self.flooded {
-            for (accepts, kind) in self.outputs.iter().filter_map(|port| receiver(*port)) {
+        // Who gets what is flooded in the VLAN of the last such frame: the next one is mostly in the same.
+        let mut everybody: Option<(Vid, SmallVec<[Alike; 4]>, u64)> = None;
+        let is_member = |port: PortId, vid: Vid| {
+            let port = tables.ports.get(usize::from(port.0)).and_then(Option::as_ref);
+            port.is_some_and(|port| port.membership().leaves(vid).is_some())
+        };
+        let in_vlan = |vid: Vid| {
+            let (mut everybody, mut others) = (SmallVec::<[Alike; 4]>::new(), 0);
+            for port in &self.outputs {
+                let Some((accepts, kind)) = receiver(*port).filter(|_| is_member(*port, vid)) else {
+                    others += cost::of_refusal();
+                    continue;
+                };
                 match everybody.iter_mut().find(|alike| alike.accepts == accepts && alike.kind == kind) {
                     Some(alike) => alike.ports += 1,
                     None => everybody.push(Alike { accepts, kind, ports: 1 }),
                 }
             }
-        }
+            (vid, everybody, others)
+        };
         let mut total = 0;
         for (index, frame) in burst.frames().iter().enumerate() {
             let cost = match self.decisions[index].to {
@@ -279,10 +290,15 @@ impl Forwarder {
                 To::Port(port) => {
                     receiver(port).map_or(0, |(accepts, kind)| cost::of_delivery(burst, frame, accepts, kind))
                 }
-                To::Flood => everybody
-                    .iter()
-                    .map(|alike| alike.ports * cost::of_delivery(burst, frame, alike.accepts, alike.kind))
-                    .sum(),
+                To::Flood => {
+                    let vid = self.decisions[index].tagged.vid;
+                    let known = everybody.take().filter(|(known, ..)| *known == vid);
+                    let (_, alike, others) = everybody.insert(known.unwrap_or_else(|| in_vlan(vid)));
+                    let delivery = |alike: &Alike| {
+                        alike.ports * cost::of_delivery(burst, frame, alike.accepts, alike.kind)
+                    };
+                    alike.iter().map(delivery).sum::<u64>() + *others
+                }
             };
             if total + cost > BURST_COST && (total > 0 || is_divisible(frame, self.decisions[index].to)) {
                 self.put_off_from(index, from, burst);

@@ -185,7 +185,8 @@ fn look_at_limits(port: &PortSnapshot, rates: &Rates, findings: &mut Findings) {
             paused,
             format!("{name} has to wait {} of the time because of {rate_in}.{host}", percent(paused)),
             format!(
-                "Raise the limit, if the guest is to send more: `ringferry ctl set {name} rate_in=RATE`."
+                "Raise the limit, if the guest is to send more: `ringferry ctl set {name} {}=RATE`.",
+                rate_in.split('=').next().unwrap_or_default()
             ),
         );
     }
@@ -327,7 +328,8 @@ fn look_at_workers(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
         let pair =
             port.pairs.iter().find(|pair| usize::from(pair.worker) == number).map_or(0, |pair| pair.pair);
         let remedy = match idlest {
-            Some((other, busy)) if other != number && busy < BUSY / 2.0 => format!(
+            // Those of a tap stay where they are, one queue with each worker.
+            Some((other, busy)) if other != number && busy < BUSY / 2.0 && !matches!(port.negotiated, Negotiated::Tap(_)) => format!(
                 "Move a pair to worker {other}, which is {} busy: `ringferry ctl assign {name} {pair} {other}`.",
                 percent(busy)
             ),

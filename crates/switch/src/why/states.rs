@@ -104,6 +104,8 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
             format!(
                 "`ringferry ctl dump` prints its settings, which are forgotten with it: `ringferry ctl remove {name}`, and `ringferry ctl add` it again with them."
             )
+        } else if fault.starts_with(MEMORY_REFUSED) {
+            "Once there is room for it, its front end has to share its memory again: connect it anew (restart the machine, or unplug its interface and plug it in).".to_owned()
         } else {
             "The port serves again by itself once the cause has gone.".to_owned()
         };
@@ -276,13 +278,27 @@ fn look_at_addresses(known: &Known<'_>, port: &PortSnapshot, findings: &mut Find
         }
         let FdbLost { from, to, mac, vlan, .. } = lost;
         let has_lost = lost.from == *name && port.state == PortState::Up;
+        // Whose it is may be known by the rules.
+        let may_have =
+            |port: &String| (known.rules)(port).guard.is_some_and(|guard| guard.macs.contains(mac));
+        let held = match [from, to].map(may_have) {
+            [true, false] => format!(
+                "By `allowed_macs` it is {from}'s: `ringferry ctl fdb add {mac} {from} --vlan {vlan}` holds it there"
+            ),
+            [false, true] => format!(
+                "By `allowed_macs` it is {to}'s: `ringferry ctl fdb add {mac} {to} --vlan {vlan}` holds it there"
+            ),
+            _ => format!(
+                "`ringferry ctl fdb add {mac} {from} --vlan {vlan}`, or the same with {to}, holds it there"
+            ),
+        };
         findings.add(
             "address-lost",
             if has_lost { Effect::Loses } else { Effect::Notes },
             80.0,
             format!("{}: what is for it goes to {to} alone.", lost.to_text()),
             format!(
-                "Nothing, if the machine itself has moved. Else {from} and {to} both use it, and it is one's own: find out whose (`ip link` in the guests). `ringferry ctl fdb add {mac} {from} --vlan {vlan}`, or the same with {to}, holds it there, and `allowed_macs` at the other port says what that one may send from."
+                "Nothing, if the machine itself has moved. Else {from} and {to} both use it, and it is one's own: find out whose (`ip link` in the guests). {held}, and `allowed_macs` at the other port says what that one may send from."
             ),
         );
     }

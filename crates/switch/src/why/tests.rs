@@ -846,6 +846,38 @@ fn without_rules(snapshot: &Snapshot) -> Known<'_> {
     }
 }
 
+/// Whose an address is that two ports have used, the rules may know: it is not to be held where they forbid it.
+#[test]
+fn an_address_that_was_taken_is_held_where_the_rules_allow_it() {
+    let own: &[&str] = &["allowed_macs=02:00:00:00:00:02"];
+    for (settings, wanted) in [
+        (
+            [&[], own, &[]],
+            "it is vm2's: `ringferry ctl fdb add 02:00:00:00:00:02 vm2 --vlan 0` holds it there",
+        ),
+        (
+            NO_RULES,
+            "`ringferry ctl fdb add 02:00:00:00:00:02 vm2 --vlan 0`, or the same with vm3, holds it there",
+        ),
+    ] {
+        let mut scene = Scene::new(settings);
+        scene.send(2, frame(1, 2, 60));
+        let found = scene.why("vm2", None).findings;
+        let lost = found.iter().find(|finding| finding.situation == "address-lost").unwrap();
+        assert!(lost.remedy.contains(wanted), "{}", lost.remedy);
+    }
+}
+
+/// It is the limit which was reached that is to be raised.
+#[test]
+fn a_port_that_waits_for_packets_is_not_told_of_bits() {
+    let mut scene = Scene::new([&["rate_in_packets=1kpps", "rate_in_packets_burst=128"], &[], &[]]);
+    scene.keep_sending(0, &vec![frame(2, 1, 60); 200]);
+    let found = scene.why("vm1", None).findings;
+    let paused = found.iter().find(|finding| finding.situation == "paused-by-rate-in").unwrap();
+    assert!(paused.remedy.contains("`ringferry ctl set vm1 rate_in_packets=RATE`"), "{}", paused.remedy);
+}
+
 #[test]
 fn captures_of_a_port_are_one_finding() {
     let mut scene = Scene::new(NO_RULES);

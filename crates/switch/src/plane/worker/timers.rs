@@ -105,12 +105,12 @@ impl Timers {
         self.queue.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// Takes a timer whose time has come.
-    fn due(&mut self, now: u64) -> Option<Timer> {
+    /// Takes a timer whose time has come, with that time.
+    fn due(&mut self, now: u64) -> Option<(Timer, u64)> {
         let next = self.queue.first_entry().filter(|entry| entry.key().0 <= now)?;
-        let timer = next.remove();
+        let ((at, _), timer) = next.remove_entry();
         self.set.remove(&timer);
-        Some(timer)
+        Some((timer, at))
     }
 }
 
@@ -163,6 +163,17 @@ impl<P: Queues> Worker<P> {
         let Some(Some(port)) = ports.get_mut(usize::from(source.port.0)) else { return };
         port.queues.pause(source.queue, Watch::new(epoll, source.port));
         timers.set(Timer::Resume(source), until);
+    }
+
+    /// Counts that a pause was so many microseconds longer than was known when it began, as the worker did not look before: of a port with a rate, where a wait
+    /// for one token is often that of a worker for its processor, those of the rate.
+    fn note_late(&mut self, id: PortId, late: u64) {
+        let Some(port) = self.port(id) else { return };
+        let counters = &port.handle.counters;
+        let has_rate = port.policy.as_deref().is_some_and(|policy| policy.rate_in().is_some());
+        let counter =
+            if has_rate { &counters.rx_paused_microseconds } else { &counters.rx_held_microseconds };
+        counter.add(late);
     }
 
     /// Polls a source again that was paused.
@@ -253,10 +264,13 @@ impl<P: Queues> Worker<P> {
             if work >= BURST_COST {
                 break;
             }
-            let Some(timer) = self.timers.due(now) else { break };
+            let Some((timer, at)) = self.timers.due(now) else { break };
             any = true;
             match timer {
-                Timer::Resume(source) => self.resume(source),
+                Timer::Resume(source) => {
+                    self.note_late(source.port, now - at);
+                    self.resume(source);
+                }
                 Timer::Release(port) => work += self.release(port, BURST_COST - work, now),
             }
         }
@@ -286,10 +300,10 @@ mod tests {
         }
         assert_eq!(timers.next(), Some(5));
         assert_eq!(timers.due(4), None);
-        let due: Vec<_> = std::iter::from_fn(|| timers.due(8)).collect();
+        let due: Vec<_> = std::iter::from_fn(|| timers.due(8)).map(|(timer, _)| timer).collect();
         assert_eq!(due, [resume(0, 2), resume(0, 1), resume(0, 0)]);
         assert!(timers.is_set(resume(0, 3)) && !timers.is_set(resume(0, 0)) && !timers.is_empty());
-        assert_eq!((timers.due(u64::MAX), timers.next()), (Some(resume(0, 3)), None));
+        assert_eq!((timers.due(u64::MAX), timers.next()), (Some((resume(0, 3), 9)), None));
     }
 
     #[test]
@@ -301,7 +315,7 @@ mod tests {
         assert_eq!(timers.paused(PortId(1)).len(), 2);
         timers.cancel_port(PortId(1));
         assert!(timers.cancel(resume(3, 1)) && !timers.cancel(resume(3, 1)));
-        assert_eq!((timers.due(1), timers.due(1)), (Some(resume(2, 0)), None));
+        assert_eq!((timers.due(1), timers.due(1)), (Some((resume(2, 0), 1)), None));
         assert!(timers.is_empty() && timers.set.is_empty());
     }
 }

@@ -11,7 +11,7 @@ use crate::config::SwitchConfig;
 use crate::fdb::PortId;
 use crate::plane::handoff::ring::PATIENCE;
 use crate::plane::testing::{Bed, HeapFrame, HeapPort, Wire};
-use crate::rules::{Limits, Rate, Rules};
+use crate::rules::{Limits, Rate, Rules, Vlans};
 
 const BROADCAST: Mac = Mac([0xff; 6]);
 /// A millisecond of work.
@@ -264,6 +264,31 @@ fn h3_dear_buffers_cost_nothing_where_nobody_else_waits() {
     }
     assert_eq!(ports.drops(receiver, "dear-buffers"), 0);
     assert!(ports.received(receiver).len() > 3000);
+}
+
+/// What is flooded was paid for as if all ports got it, also those of other VLANs: a guest whose VLAN has two ports fell behind others where there are many.
+#[test]
+fn h3_a_flood_costs_by_who_gets_it() {
+    const FRAMES: usize = 1000;
+    let mut ports = Ports::new(1);
+    let add = |ports: &mut Ports, vlan| {
+        ports.plug(HeapPort {
+            rules: Rules { vlans: Vlans::Access(vlan), ..Rules::default() },
+            ..HeapPort::default()
+        })
+    };
+    let [alone, other] = [add(&mut ports, 10), add(&mut ports, 10)];
+    let [among, ..] = [(); 40].map(|()| add(&mut ports, 20));
+    for sender in [alone, among] {
+        for _ in 0..FRAMES {
+            ports.wires[usize::from(sender)].send(0, small(sender, BROADCAST));
+        }
+        ports.bed.run();
+    }
+    assert_eq!([other, among + 1].map(|port| ports.received(port).len()), [FRAMES; 2]);
+    let [few, many] = [alone, among].map(|port| ports.work(port) / FRAMES as u64);
+    // 40 ports that it does not leave by cost less than the 39 by which it does.
+    assert!(few < many / 2 && few > 40 * 10, "{few} and {many} ns a frame");
 }
 
 /// H3: in an audit, whoever was first to have something for another worker that slept paid for waking it, which takes longer than a hundred frames: a guest that sent a little at a

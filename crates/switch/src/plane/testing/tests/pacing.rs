@@ -131,6 +131,26 @@ fn what_a_port_sends_is_its_rate_whatever_it_sends_and_nothing_is_lost() {
     }
 }
 
+/// A worker that gets its processor late finds that a wait has lasted longer than was known when it began.
+#[test]
+fn a_wait_that_is_longer_than_it_had_to_be_is_counted_as_long_as_it_was() {
+    let limit = Limits { packets: Some(Rate { per_second: 1000, burst: 1 }), bytes: None };
+    let mut pair = Pair::new(1, |port| {
+        let rate_in = if port == 0 { limit } else { Limits::default() };
+        HeapPort { rules: Rules { rate_in, ..Rules::default() }, ..HeapPort::default() }
+    });
+    for _ in 0..64 {
+        pair.wires[0].send(0, HeapFrame::new(Header::NONE, tcp(60, 0)));
+    }
+    pair.bed.run();
+    let known = pair.counter(0, "rx_paused_microseconds");
+    assert!(known > 0);
+    pair.bed.advance(SECOND);
+    pair.bed.run();
+    let counted = pair.counter(0, "rx_paused_microseconds");
+    assert!(counted >= SECOND, "{counted} after {known}");
+}
+
 #[test]
 fn what_is_sent_to_a_port_is_its_rate_whatever_it_is() {
     for (rate, len, micros) in rates() {
