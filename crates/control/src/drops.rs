@@ -81,7 +81,7 @@ drop_reasons! {
     /// The destination is behind the port that the frame came from.
     SamePort = "same-port" at Sender,
         "Normal behind a bridge. Many of them show a loop, or two guests with the same MAC address.",
-    /// The frame was for everybody, and there is no other port that it may leave by.
+    /// The frame was for everybody, or for an address that is not known, and there is no other port that it may leave by.
     NoDestination = "no-destination" at Sender,
         "Normal on a switch with one port, for an isolated port on its own in its VLAN, and for untagged frames of a trunk whose native VLAN no other port is in \
          (`native=none` there).",

@@ -415,7 +415,7 @@ impl Bed {
         let epolls: Vec<_> = (0..looks.isqrt()).map(|_| Epoll::new().expect("a descriptor")).collect();
         for epoll in &epolls {
             bells.iter().for_each(|bell| {
-                epoll.add(bell, BELL, Interest::READABLE).expect("a descriptor can be watched")
+                epoll.add(bell, BELL, Interest::READABLE).expect("a descriptor can be watched");
             });
         }
         (epolls, bells)
