@@ -316,12 +316,16 @@ fn h3_an_audit_charges_nobody_with_waking_another_worker() {
         while !ports.bed.sleep(1) {}
         ports.wires[usize::from(sender)].send(0, frame.clone());
         ports.bed.serve_events(0);
-        ports.bed.round(0);
+        // It has its turn once it owes nothing.
+        while ports.wires[usize::from(sender)].waiting(0) > 0 {
+            ports.bed.round(0);
+        }
         ports.bed.serve_events(1);
         ports.bed.round(1);
     }
+    ports.bed.run();
     assert_eq!(ports.received(receiver).len(), WAKES);
-    assert!(ports.work(sender) < MILLISECOND, "{} ns", ports.work(sender));
+    assert!(ports.work(sender) < 4 * MILLISECOND, "{} ns", ports.work(sender));
 }
 
 /// H3: an audit, in which others are much slower, went on for as long as there were queues that are polled and silent: to read the clock takes longer than to poll one.
