@@ -91,7 +91,7 @@ fn an_imaginary_frame_ends_where_a_real_one_does() {
     assert!(tagged.to_text().contains("Its tag is removed."), "{}", tagged.to_text());
     let spoofed = trace(&place, &["a/52:54:00:00:00:99", "b"]);
     assert_eq!(ends(&spoofed), (vec![], vec![("a", "spoofed")]), "{}", spoofed.to_text());
-    assert!(spoofed.remedy.contains("add the address"), "{}", spoofed.remedy);
+    assert!(spoofed.remedy.contains("a source address of the guest's, add it"), "{}", spoofed.remedy);
     place.ctl(&["link", "b", "down"]);
     let down = trace(&place, &["a", "b", "--vlan", "10"]);
     assert!(ends(&down).1.contains(&("b", "link-down")), "{}", down.to_text());
