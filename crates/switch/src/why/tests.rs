@@ -469,7 +469,7 @@ fn cases() -> Vec<Case> {
                 scene.keep_sending(0, &[frame(0xff, 1, 60)]);
                 scene
             },
-            "dropped as `no-destination`, 10 a second. The frame was for everybody, and there is no other port",
+            "dropped as `no-destination`, 10 a second. The frame was for everybody, or for an address that is not known, and there is no other port",
         ),
         case(
             "drops-same-port",

@@ -13,7 +13,7 @@ use crate::plane::port::Port;
 use crate::plane::queues::{MOST_UNUSUAL, Queues};
 use crate::plane::worker::fair::Accounts;
 
-/// The debt above which a port takes nothing more, in the unit of [`cost`](crate::plane::cost): some 400 buffers.
+/// The debt above which a port takes nothing more, in the unit of [`cost`]: some 400 buffers.
 const MOST: u64 = 50_000;
 
 /// What a port's buffers may cost in a round before it takes nothing more until the end of the round: what those of one burst cost at most. Many that
