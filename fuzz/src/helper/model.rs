@@ -69,6 +69,8 @@ pub(super) struct Model {
     opened: BTreeMap<String, PortConfig>,
     /// Ports of the start, and ports that were opened at any time, without settings.
     known: Vec<PortConfig>,
+    /// Ports of the files when they were last read for the switch, which may be opened as they were then.
+    last_read: Vec<PortConfig>,
     /// Sockets that the helper was asked to make, and has made, whether they are still there or not.
     made: Vec<PathBuf>,
     /// Number of times that the configuration was changed.
@@ -91,6 +93,7 @@ impl Model {
             connects: BTreeMap::from([("vm1".to_owned(), here("vm1.sock"))]),
             opened: BTreeMap::new(),
             known: without_settings(folder.start.clone()),
+            last_read: Vec::new(),
             made: Vec::new(),
             edits: 0,
             has_opened: false,
@@ -156,6 +159,7 @@ impl Model {
                     ports.iter().eq(self.files.iter().flatten().flatten()),
                     "{ports:?} is not in the files"
                 );
+                self.last_read = ports;
             }
             _ => {}
         }
@@ -166,7 +170,8 @@ impl Model {
         let taken = self.listens.contains_key(&port.name) || self.connects.contains_key(&port.name);
         assert!(!taken, "{port:?} is open already");
         let same = |there: &PortConfig| there.name == port.name && there.kind == port.kind;
-        let is_in_file = self.files.iter().flatten().flatten().chain(&self.known).any(same);
+        let before = self.known.iter().chain(&self.last_read);
+        let is_in_file = self.files.iter().flatten().flatten().chain(before).any(same);
         match &port.kind {
             PortKind::VhostUser(vhost) => match &vhost.endpoint {
                 VhostUserEndpoint::Listen(path) => {
