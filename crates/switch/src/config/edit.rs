@@ -134,7 +134,7 @@ impl Edit {
     }
 }
 
-/// Whether a key is a limit that does not hold where it is not given, for which people write `0` or `off`.
+/// Returns true if a key is a limit that does not hold where it is not given, for which people write `0` or `off`.
 fn is_rate(key: &str) -> bool {
     key == "storm" || key.starts_with("rate_") && !key.ends_with("_burst")
 }

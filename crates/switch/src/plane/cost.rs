@@ -21,7 +21,7 @@ pub(crate) const FRAME_IN: u64 = 40;
 /// Delivering a frame to a queue.
 pub(crate) const FRAME_OUT: u64 = 40;
 /// Finding that a frame that is flooded does not leave by a port. With the price of a delivery, one in a VLAN of two among a hundred ports cost as much as fifty.
-const REFUSAL: u64 = 15;
+pub(crate) const REFUSAL: u64 = 15;
 /// Learning an address that another worker has announced.
 pub(crate) const LEARN: u64 = 40;
 /// Publishing a burst's frames to an output port, and notifying its driver now and then.
@@ -67,12 +67,6 @@ pub(crate) const fn of_capture(bytes: u64) -> u64 {
 #[inline]
 pub(crate) const fn of_filter(instructions: usize, far_loads: usize, pieces: usize) -> u64 {
     instructions as u64 + far_loads as u64 * (2 + 5 * pieces as u64)
-}
-
-/// The price of finding that a frame that is flooded does not leave by a port.
-#[inline]
-pub(crate) const fn of_refusal() -> u64 {
-    REFUSAL
 }
 
 /// The price of having an output port in a burst at all.

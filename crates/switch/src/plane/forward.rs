@@ -265,15 +265,15 @@ impl Forwarder {
         };
         // Who gets what is flooded in the VLAN of the last such frame: the next one is mostly in the same.
         let mut everybody: Option<(Vid, SmallVec<[Alike; 4]>, u64)> = None;
-        let is_member = |port: PortId, vid: Vid| {
-            let port = tables.ports.get(usize::from(port.0)).and_then(Option::as_ref);
-            port.is_some_and(|port| port.membership().leaves(vid).is_some())
+        let member = |port: PortId, vid: Vid| {
+            let port = tables.ports.get(usize::from(port.0))?.as_ref()?;
+            port.membership().leaves(vid).map(|_| (port.offloads(), port.queues.frame_cost()))
         };
         let in_vlan = |vid: Vid| {
             let (mut everybody, mut others) = (SmallVec::<[Alike; 4]>::new(), 0);
             for port in &self.outputs {
-                let Some((accepts, kind)) = receiver(*port).filter(|_| is_member(*port, vid)) else {
-                    others += cost::of_refusal();
+                let Some((accepts, kind)) = member(*port, vid) else {
+                    others += cost::REFUSAL;
                     continue;
                 };
                 match everybody.iter_mut().find(|alike| alike.accepts == accepts && alike.kind == kind) {

@@ -281,14 +281,16 @@ fn look_at_addresses(known: &Known<'_>, port: &PortSnapshot, findings: &mut Find
         // Whose it is may be known by the rules.
         let may_have =
             |port: &String| (known.rules)(port).guard.is_some_and(|guard| guard.macs.contains(mac));
-        let held = match [from, to].map(may_have) {
-            [true, false] => format!(
-                "By `allowed_macs` it is {from}'s: `ringferry ctl fdb add {mac} {from} --vlan {vlan}` holds it there"
+        let owner = match [from, to].map(may_have) {
+            [true, false] => Some(from),
+            [false, true] => Some(to),
+            _ => None,
+        };
+        let held = match owner {
+            Some(owner) => format!(
+                "By `allowed_macs` it is {owner}'s: `ringferry ctl fdb add {mac} {owner} --vlan {vlan}` holds it there"
             ),
-            [false, true] => format!(
-                "By `allowed_macs` it is {to}'s: `ringferry ctl fdb add {mac} {to} --vlan {vlan}` holds it there"
-            ),
-            _ => format!(
+            None => format!(
                 "`ringferry ctl fdb add {mac} {from} --vlan {vlan}`, or the same with {to}, holds it there"
             ),
         };

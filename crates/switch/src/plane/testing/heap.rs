@@ -196,7 +196,7 @@ impl Wire {
         self.queues[at].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the frames of the present burst have taken as many buffers of this queue as they may.
+    /// Returns true if the frames of the present burst have taken as many buffers of this queue as they may.
     fn is_dear(&self, queue: &WireQueue) -> bool {
         queue.unseen.len() * self.further.load(Ordering::Relaxed) > MOST_UNUSUAL
     }

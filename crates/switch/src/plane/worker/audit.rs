@@ -67,7 +67,7 @@ pub(super) struct Auditor {
 }
 
 impl Auditor {
-    /// Whether there is an audit.
+    /// Returns true if there is an audit.
     #[inline]
     pub(super) fn is_on(&self) -> bool {
         self.audit.is_some()
