@@ -16,6 +16,9 @@
 //! under way, however many flood. A frame is under way until its buffer has come back. News have a ring of
 //! their own, so that a guest that makes up addresses takes no place from a frame.
 //!
+//! **Bytes** are shared out as places are ([`BYTES`]): a frame of 64 KiB is the work of a hundred small ones, and a ring full of them fits into no cache. Who has
+//! its share of them under way waits, as for places; no frame is dropped for them as long as the other worker comes back.
+//!
 //! **Back-pressure.** A worker that does not run for some milliseconds, as the machine has more to do than processors, is soon a whole ring behind. Whoever
 //! has its share under way is not asked for more until something comes back ([`Handoff::room`]), so its frames wait in its own ring, where there is
 //! room for them, and are not lost. That lasts for [`PATIENCE`]: who sends to several workers is not to wait longer for one of them.
@@ -49,6 +52,13 @@ const RESERVED: usize = 8;
 
 /// Frames under way that a port may have as long as there is any place.
 const LITTLE: usize = 8;
+
+/// Bytes under way from one worker to another beyond which ports wait: a millisecond of copying where memory is slow. With 48 MiB, all that the places take, five
+/// ports of 64 KiB frames kept a sixth waiting for three times as long.
+const BYTES: usize = 4 << 20;
+
+/// Bytes under way that a port may have as long as there is any place: a frame of the largest.
+const LITTLE_BYTES: usize = 64 << 10;
 
 /// How long ports that have their share under way to a worker wait for it, in microseconds, if nothing comes back: as long as two or three others have a
 /// processor on a machine that has more to do. A worker that sleeps in a hole of a guest's memory may not come back for seconds.
@@ -100,6 +110,59 @@ impl<M: Primitives> Doorbell<M> {
     }
 }
 
+/// Frames that are under way.
+#[derive(Clone, Copy, Debug)]
+struct UnderWay {
+    frames: u32,
+    bytes: u32,
+    /// Length of the largest frame of late.
+    largest: u32,
+}
+
+impl UnderWay {
+    /// Nothing, and of nobody knows how large frames: a burst of the largest is not expected, nor one of small ones.
+    const NONE: UnderWay = UnderWay { frames: 0, bytes: 0, largest: 16 << 10 };
+
+    #[inline]
+    fn add(&mut self, len: usize) {
+        let len = len as u32;
+        self.frames += 1;
+        self.bytes += len;
+        // The next burst is taken to be of frames as large as the largest of the last dozens.
+        self.largest = len.max(self.largest - self.largest / 64);
+    }
+
+    #[inline]
+    fn take(&mut self, len: usize) {
+        self.frames -= 1;
+        self.bytes -= len as u32;
+    }
+}
+
+/// Empty buffers that are not in use, of [`BYTES`] together at most.
+#[derive(Debug, Default)]
+struct Spare {
+    buffers: Vec<Vec<u8>>,
+    bytes: usize,
+}
+
+impl Spare {
+    #[inline]
+    fn put(&mut self, buffer: Vec<u8>) {
+        if self.bytes < BYTES {
+            self.bytes += buffer.capacity();
+            self.buffers.push(buffer);
+        }
+    }
+
+    #[inline]
+    fn take(&mut self) -> Option<Vec<u8>> {
+        let buffer = self.buffers.pop()?;
+        self.bytes -= buffer.capacity();
+        Some(buffer)
+    }
+}
+
 /// The rings to one other worker.
 #[derive(Debug)]
 struct Out<M: Primitives> {
@@ -110,71 +173,88 @@ struct Out<M: Primitives> {
     doorbell: Arc<Doorbell<M>>,
     /// True if something was put in since the other worker was last woken.
     dirty: bool,
-    /// Frames under way, of all ports together and of each port.
-    under_way: usize,
-    of_port: Vec<u16>,
+    /// What is under way, of all ports together and of each port.
+    under_way: UnderWay,
+    of_port: Vec<UnderWay>,
     /// Since when nothing has come back although some port has waited for it, in microseconds.
     silent_since: Option<u64>,
 }
 
 impl<M: Primitives> Out<M> {
     #[inline]
-    fn own(&self, port: PortId) -> usize {
-        self.of_port.get(usize::from(port.0)).copied().unwrap_or(0).into()
+    fn own(&self, port: PortId) -> UnderWay {
+        self.of_port.get(usize::from(port.0)).copied().unwrap_or(UnderWay::NONE)
     }
 
     /// Places that are free for ports that have more than [`LITTLE`] under way.
     #[inline]
     fn free(&self) -> usize {
-        (M::DEPTH - M::DEPTH / RESERVED).saturating_sub(self.under_way)
+        (M::DEPTH - M::DEPTH / RESERVED).saturating_sub(self.under_way.frames as usize)
     }
 
-    /// Returns true if `port` has its share of places under way.
+    /// Returns true if `port` has its share of places under way, or of bytes far more than anybody is let have while the other worker comes back.
     #[inline]
     fn is_full_for(&self, port: PortId) -> bool {
         let own = self.own(port);
-        own >= SHARE * self.free() && (own >= LITTLE || self.under_way >= M::DEPTH)
+        let frames = own.frames as usize;
+        frames >= SHARE * self.free() && (frames >= LITTLE || self.under_way.frames as usize >= M::DEPTH)
+            || self.under_way.bytes as usize >= 2 * BYTES && own.bytes as usize >= LITTLE_BYTES
     }
 
-    /// Returns how many more frames `port` may have under way, if all of them are sent at once.
+    /// Returns how many more frames `port` may have under way, up to `max`, if all of them are sent at once.
     #[inline]
-    fn room(&self, port: PortId) -> usize {
+    fn room(&self, port: PortId, max: usize) -> usize {
         let own = self.own(port);
-        let share = (SHARE * self.free()).saturating_sub(own) / (SHARE + 1);
-        share.max(LITTLE.saturating_sub(own).min(M::DEPTH.saturating_sub(self.under_way)))
+        let frames = own.frames as usize;
+        let share = (SHARE * self.free()).saturating_sub(frames) / (SHARE + 1);
+        let left = M::DEPTH.saturating_sub(self.under_way.frames as usize);
+        let places = share.max(LITTLE.saturating_sub(frames).min(left));
+        max.min(places).min(self.fitting(own, max))
+    }
+
+    /// Returns how many frames, up to `max`, as large as the largest of late, fit into the share of bytes of a port that has `own` under way.
+    #[inline]
+    fn fitting(&self, own: UnderWay, max: usize) -> usize {
+        let bytes = own.bytes as usize;
+        let free = BYTES.saturating_sub(self.under_way.bytes as usize);
+        let share = (SHARE * free).saturating_sub(bytes) / (SHARE + 1);
+        let left = share.max(LITTLE_BYTES.saturating_sub(bytes));
+        let largest = own.largest as usize;
+        // Hardly ever is there need to divide.
+        if left >= max * largest { max } else { left.div_ceil(largest) }
     }
 
     /// Takes back the buffers that have returned.
-    fn reclaim(&mut self, spare: &mut Vec<Vec<u8>>) {
+    fn reclaim(&mut self, spare: &mut Spare) {
         while let Some((port, buffer)) = self.empty.pop() {
             self.silent_since = None;
-            self.under_way -= 1;
-            self.of_port[usize::from(port.0)] -= 1;
-            spare.push(buffer);
+            self.under_way.take(buffer.len());
+            self.of_port[usize::from(port.0)].take(buffer.len());
+            spare.put(buffer);
         }
     }
 
-    /// Returns how many frames may be taken from a port that has about its share under way.
+    /// Returns how many frames, up to `max`, may be taken from a port that has about its share under way.
     #[cold]
-    fn wait_for(&mut self, port: PortId, spare: &mut Vec<Vec<u8>>, now: &Now) -> usize {
+    fn wait_for(&mut self, port: PortId, max: usize, spare: &mut Spare, now: &Now) -> usize {
         self.reclaim(spare);
-        match self.room(port) {
+        match self.room(port, max) {
             0 => {
                 let micros = now.micros();
                 let silent = micros.saturating_sub(*self.silent_since.get_or_insert(micros));
-                if silent < PATIENCE { 0 } else { usize::MAX }
+                if silent < PATIENCE { 0 } else { max }
             }
             room => room,
         }
     }
 
-    fn count(&mut self, port: PortId) {
+    fn count(&mut self, port: PortId, len: usize) {
         let at = usize::from(port.0);
         if self.of_port.len() <= at {
-            self.of_port.resize(at + 1, 0);
+            self.of_port.resize(at + 1, UnderWay::NONE);
         }
-        self.of_port[at] += 1;
-        self.under_way += 1;
+        self.of_port[at].add(len);
+        self.under_way.add(len);
     }
 }
 
@@ -193,8 +273,7 @@ pub(crate) struct Handoff<M: Primitives = Std> {
     out: Vec<Option<Out<M>>>,
     inn: Vec<Option<In<M>>>,
     doorbell: Arc<Doorbell<M>>,
-    /// Empty buffers that are not in use.
-    spare: Vec<Vec<u8>>,
+    spare: Spare,
     /// The worker whose rings are polled first for the next message.
     turn: usize,
     /// Workers are woken later.
@@ -220,7 +299,7 @@ impl<M: Primitives> Handoff<M> {
                 out: none(),
                 inn: (0..workers).map(|_| None).collect(),
                 doorbell: Arc::clone(&doorbells[me]),
-                spare: Vec::new(),
+                spare: Spare::default(),
                 turn: 0,
                 wakes_wait: false,
             })
@@ -231,15 +310,14 @@ impl<M: Primitives> Handoff<M> {
                 let (news, heard) = M::ring(NEWS_DEPTH);
                 let (returned, empty) = M::ring(M::DEPTH);
                 let doorbell = Arc::clone(&doorbells[to]);
-                let of_port = Vec::new();
                 mesh[from].out[to] = Some(Out {
                     frames,
                     news,
                     empty,
                     doorbell,
                     dirty: false,
-                    under_way: 0,
-                    of_port,
+                    under_way: UnderWay::NONE,
+                    of_port: Vec::new(),
                     silent_since: None,
                 });
                 mesh[to].inn[from] = Some(In { frames: received, news: heard, empty: returned });
@@ -270,18 +348,19 @@ impl<M: Primitives> Handoff<M> {
         let Some(out) = self.out.get_mut(worker).and_then(Option::as_mut) else {
             return Err(DropReason::LinkDown);
         };
-        if self.spare.is_empty() || out.is_full_for(from) {
+        if self.spare.buffers.is_empty() || out.is_full_for(from) {
             out.reclaim(&mut self.spare);
             if out.is_full_for(from) {
                 return Err(DropReason::WorkerBusy);
             }
         }
-        let mut frame = self.spare.pop().unwrap_or_default();
+        let mut frame = self.spare.take().unwrap_or_default();
         gather(first, rest, &mut frame);
+        let len = frame.len();
         if out.frames.push(HandoffFrame { from, port, header, frame }).is_err() {
             return Err(DropReason::WorkerBusy);
         }
-        out.count(from);
+        out.count(from, len);
         out.dirty = true;
         Ok(())
     }
@@ -291,8 +370,8 @@ impl<M: Primitives> Handoff<M> {
     #[inline]
     pub(crate) fn room(&mut self, from: PortId, max: usize, now: &Now) -> usize {
         let Self { out, spare, .. } = self;
-        let tight = out.iter_mut().flatten().filter(|out| out.room(from) < max);
-        tight.fold(max, |room, out| room.min(out.wait_for(from, spare, now)))
+        let tight = out.iter_mut().flatten().filter(|out| out.room(from, max) < max);
+        tight.fold(max, |room, out| room.min(out.wait_for(from, max, spare, now)))
     }
 
     /// Returns whether [`send`](Self::send) would refuse a frame of `from`.
@@ -418,7 +497,7 @@ impl<M: Primitives> Handoff<M> {
     pub(crate) fn under_way(&mut self, worker: usize) -> usize {
         let out = self.out[worker].as_mut().expect("another worker");
         out.reclaim(&mut self.spare);
-        out.under_way
+        out.under_way.frames as usize
     }
 
     /// Records that the worker is awake again.
@@ -440,9 +519,12 @@ pub(crate) fn gather(first: &[u8], rest: &[ReadSlice<'_>], frame: &mut Vec<u8>) 
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicU64;
+
     use ringferry_sys::eventfd::EventFd;
 
     use super::*;
+    use crate::plane::now::Clock;
 
     fn two() -> (Handoff, Handoff) {
         let doorbell = || Arc::new(Doorbell::new(EventFd::new().unwrap()));
@@ -471,7 +553,7 @@ mod tests {
         }
         assert!(b.receive().is_none());
         let out = a.out[1].as_ref().unwrap();
-        assert_eq!((out.empty.slots(), out.under_way), (1, 1), "one buffer was enough");
+        assert_eq!((out.empty.slots(), out.under_way.frames), (1, 1), "one buffer was enough");
     }
 
     #[test]
@@ -510,6 +592,59 @@ mod tests {
             b.give_back(from, handed.from, handed.frame);
         }
         assert!(flood(&mut a, 9) >= 128);
+    }
+
+    fn at(micros: u64) -> Now {
+        static START: AtomicU64 = AtomicU64::new(0);
+        Now::new(Clock::Scripted(&START), 0).after(micros)
+    }
+
+    /// Asks for room for a burst, and sends as many frames of `len` bytes; how many that were.
+    fn burst(handoff: &mut Handoff, port: u16, len: usize, micros: u64) -> usize {
+        let room = handoff.room(PortId(port), 32, &at(micros));
+        let frame = vec![7; len];
+        for _ in 0..room {
+            handoff.send(1, PortId(port), PortId(3), Header::default(), &frame, &[]).unwrap();
+        }
+        room
+    }
+
+    /// M5 with frames of 64 KiB: places for 48 MiB used to be shared out, and kept.
+    #[test]
+    fn m5_ports_wait_once_so_many_bytes_are_under_way() {
+        const LARGE: usize = 65_000;
+        let (mut a, mut b) = two();
+        for port in 0..5 {
+            while burst(&mut a, port, LARGE, 0) > 0 {}
+        }
+        let bytes = |a: &Handoff| a.out[1].as_ref().unwrap().under_way.bytes as usize;
+        assert!((BYTES / 2..2 * BYTES).contains(&bytes(&a)), "{}", bytes(&a));
+        // Whoever has nothing under way finds room for small frames, and for one of the largest.
+        assert!((0..8).map(|_| burst(&mut a, 5, 60, 0)).sum::<usize>() >= 32);
+        assert!(burst(&mut a, 6, LARGE, 0) > 0);
+        // A worker that gives nothing back for long is sent more, up to a bound; beyond it frames are dropped, but for those who have little under way.
+        let late = PATIENCE + 1;
+        assert_eq!(a.room(PortId(0), 32, &at(late)), 32);
+        let send = |a: &mut Handoff, port, len: usize| {
+            (0..32)
+                .take_while(|_| {
+                    a.send(1, PortId(port), PortId(3), Header::default(), &vec![7; len], &[]).is_ok()
+                })
+                .count()
+        };
+        for _ in 0..10 {
+            send(&mut a, 0, LARGE);
+        }
+        assert!(bytes(&a) < 2 * BYTES + LARGE, "{}", bytes(&a));
+        assert_eq!(send(&mut a, 7, 60), 32);
+        // What has come back is kept for the next frames, within the bound.
+        while let Some((from, handed)) = b.receive() {
+            b.give_back(from, handed.from, handed.frame);
+        }
+        assert!(burst(&mut a, 0, LARGE, late) > 0);
+        assert!(a.spare.bytes < BYTES + 2 * LARGE, "{}", a.spare.bytes);
+        let capacity: usize = a.spare.buffers.iter().map(Vec::capacity).sum();
+        assert_eq!(capacity, a.spare.bytes);
     }
 
     #[test]
