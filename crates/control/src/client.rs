@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use ringferry_sys::socket::Stream;
 
-use crate::path::{SYSTEM_DIRECTORY, check_directory};
+use crate::path::{SYSTEM_DIRECTORY, check_directory, check_listener};
 use crate::protocol::{Answer, Request, Response};
 
 /// Longest answer [`call`] takes, in bytes: a full forwarding database of 2^20 addresses has 90 MB.
@@ -217,7 +217,9 @@ fn exchange(
     check_directory(path)?;
     let end = Instant::now() + longest;
     let stream = Stream::connect(path)?;
-    *who = stream.peer_credentials().ok().and_then(|peer| peer.pid);
+    let peer = stream.peer_credentials()?;
+    check_listener(path, peer.uid)?;
+    *who = peer.pid;
     stream.set_timeout(Some(patience.pause))?;
     let mut line = serde_json::to_vec(request)?;
     line.push(b'\n');
@@ -291,6 +293,39 @@ mod tests {
             .map(drop)
             .unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
+    }
+
+    /// Only root can listen as another user.
+    #[test]
+    fn an_impostor_in_a_directory_of_everybodys_is_told_nothing() {
+        use std::os::unix::fs::PermissionsExt;
+
+        if !ringferry_sys::process::is_root() {
+            eprintln!("skipped: only root can listen as another user");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o1777)).unwrap();
+        let path = folder.path().join("control");
+        // Linux has a user for each thread.
+        let listens = || {
+            rustix::thread::set_thread_res_uid(
+                rustix::process::Uid::from_raw(1),
+                rustix::process::Uid::from_raw(1),
+                rustix::process::Uid::from_raw(1),
+            )
+            .unwrap();
+            Listener::bind(&path).unwrap()
+        };
+        let listener = std::thread::scope(|scope| scope.spawn(listens).join().unwrap());
+        let ask = || exchange(&path, &Request::Show { addresses: None }, patience(SHORT), LONG, &mut None);
+        let error = ask().map(drop).unwrap_err().to_string();
+        assert!(error.contains("user 1 listens there"), "{error}");
+        let peer = listener.accept().unwrap().unwrap();
+        assert_eq!(peer.recv(&mut [0; 8], &mut Vec::new()).unwrap().bytes, 0, "it was told something");
+        // In a directory of root's it is the switch that root has started for user 1.
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(ask().map(drop).unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }
 
     #[test]

@@ -65,6 +65,30 @@ fn check_private(directory: &Path) -> io::Result<()> {
     )))
 }
 
+/// Looks whether the process that listens at `path`, one of user `listens`, can be an impostor: anybody can make a socket in `/tmp`, and be asked, told of a
+/// change, or take a switch's place. Root and this process's user are believed everywhere, others in a directory that is not everybody's to write.
+///
+/// # Errors
+/// It can; the message says what to do.
+pub(crate) fn check_listener(path: &Path, listens: u32) -> io::Result<()> {
+    if listens == 0 || listens == rustix::process::geteuid().as_raw() {
+        return Ok(());
+    }
+    let directory =
+        path.parent().filter(|directory| *directory != Path::new("")).unwrap_or_else(|| Path::new("."));
+    if std::fs::metadata(directory)?.mode() & EVERYBODY_WRITES == 0 {
+        return Ok(());
+    }
+    Err(io::Error::other(format!(
+        "user {listens} listens there, and {} is everybody's to write, so it may not be the switch: \
+         ask as that user (sudo -u '#{listens}'), or have the switch listen in a directory of its own",
+        directory.display()
+    )))
+}
+
+/// Of the mode of a directory: everybody may make files in it.
+const EVERYBODY_WRITES: u32 = 0o002;
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
@@ -90,6 +114,24 @@ mod tests {
             std::os::unix::fs::chown(&directory, Some(1), None).unwrap();
             check_private(&directory).unwrap_err();
         }
+    }
+
+    #[test]
+    fn a_stranger_is_believed_only_where_not_everybody_may_listen() {
+        let place = tempfile::tempdir().unwrap();
+        let (path, own) = (place.path().join("control"), rustix::process::geteuid().as_raw());
+        let stranger = own + 1;
+        for (mode, users, is_believed) in [
+            (0o755, [0, own, stranger], [true; 3]),
+            (0o775, [0, own, stranger], [true; 3]),
+            (0o1777, [0, own, stranger], [true, true, false]),
+        ] {
+            std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(users.map(|user| check_listener(&path, user).is_ok()), is_believed, "{mode:o}");
+        }
+        let error = check_listener(&path, stranger).unwrap_err().to_string();
+        assert!(error.contains(&format!("sudo -u '#{stranger}'")), "{error}");
+        check_listener(Path::new("/nowhere/control"), stranger).unwrap_err();
     }
 
     #[test]
