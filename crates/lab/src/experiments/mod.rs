@@ -9,6 +9,7 @@ pub mod offloads;
 mod ovs;
 pub mod peers;
 pub mod queues;
+pub mod replace;
 pub mod ring;
 pub mod rxbuf;
 mod shared;
@@ -30,6 +31,7 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(grants::Grants),
         Box::new(switch::Switch),
         Box::new(tenants::Tenants),
+        Box::new(replace::Replace),
         Box::new(fdb::Database),
         Box::new(offloads::Offloads),
     ]
