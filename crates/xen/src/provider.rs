@@ -67,15 +67,34 @@ impl Provider {
     /// # Errors
     /// Any [`OpenError`].
     pub fn open(&self) -> Result<(Arc<dyn Domain>, Client), OpenError> {
+        let mut store = self.open_store()?;
+        Ok((self.open_domain(&mut store)?, store))
+    }
+
+    /// Connects to the store and asks it nothing, so this waits for nobody. On a machine without Xen it fails.
+    ///
+    /// # Errors
+    /// Any [`OpenError`].
+    pub fn open_store(&self) -> Result<Client, OpenError> {
         match self {
-            Provider::Xen => {
-                let domain = RealDomain::open().map_err(OpenError::Domain)?;
-                Ok((Arc::new(domain), Client::open().map_err(OpenError::Store)?))
-            }
+            Provider::Xen => Client::open().map_err(OpenError::Domain),
             #[cfg(feature = "process")]
-            Provider::Process { broker, store, domain } => {
-                let domain = crate::process::ProcessDomain::connect(broker, Some(*domain))?;
-                Ok((Arc::new(domain), Client::connect(store).map_err(OpenError::Store)?))
+            Provider::Process { store, .. } => Client::connect(store).map_err(OpenError::Store),
+            #[cfg(not(feature = "process"))]
+            Provider::Process { .. } => Err(OpenError::Unsupported),
+        }
+    }
+
+    /// Opens the domain to which a store belongs.
+    ///
+    /// # Errors
+    /// Any [`OpenError`].
+    pub fn open_domain(&self, store: &mut Client) -> Result<Arc<dyn Domain>, OpenError> {
+        match self {
+            Provider::Xen => Ok(Arc::new(RealDomain::of_store(store).map_err(OpenError::Domain)?)),
+            #[cfg(feature = "process")]
+            Provider::Process { broker, domain, .. } => {
+                Ok(Arc::new(crate::process::ProcessDomain::connect(broker, Some(*domain))?))
             }
             #[cfg(not(feature = "process"))]
             Provider::Process { .. } => Err(OpenError::Unsupported),

@@ -49,7 +49,15 @@ impl RealDomain {
     /// # Errors
     /// There is no Xen, no store, or no permission to use it.
     pub fn open() -> io::Result<RealDomain> {
-        let id = Client::open()?.number("domid").map_err(io::Error::other)?;
+        RealDomain::of_store(&mut Client::open()?)
+    }
+
+    /// Does the same with a connection to the store that is open already.
+    ///
+    /// # Errors
+    /// There is no store, or no permission to use it.
+    pub fn of_store(store: &mut Client) -> io::Result<RealDomain> {
+        let id = store.number("domid").map_err(io::Error::other)?;
         let missing =
             || io::Error::new(io::ErrorKind::NotFound, "the store does not say which domain this is (domid)");
         Ok(RealDomain { id: DomId(id.ok_or_else(missing)?), paravirtual: is_paravirtual()? })

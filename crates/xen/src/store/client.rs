@@ -3,18 +3,21 @@
 //!
 //! Each thread that needs the store opens its own client. It calls [`Client::event`] until that
 //! returns `None`, polls the descriptor, and after a fatal error ([`StoreError::is_fatal`]) drops
-//! the client and opens another.
+//! the client and opens another. Another thread ends its waits with a [`Cancel`].
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ringferry_sys::socket::Stream;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
+use smallvec::SmallVec;
 
+use super::cancel::Cancel;
 use super::events::{Event, Events};
 use super::path::{self, PathError};
 use super::wire::{self, Code, Decoder, HEADER, Kind, MAX_PAYLOAD, MAX_REQUEST, Message};
@@ -62,7 +65,7 @@ pub enum StoreError {
     /// The reply did not come in time.
     #[error("the store does not answer within {} s; is xenstored running?", MAX_WAIT.as_secs())]
     Timeout,
-    /// The connection is closed, or was given up after an error.
+    /// The connection is closed, or was given up after an error, or its requests were [cancelled](Cancel).
     #[error("the connection to the store is closed: connect again")]
     Closed,
     /// The transaction, or a list read in parts, collided with changes of others too often.
@@ -105,6 +108,7 @@ pub struct Client {
     request: u32,
     /// True after an error in the stream of messages; nothing is sent any more.
     closed: bool,
+    cancel: Option<Arc<Cancel>>,
 }
 
 impl Client {
@@ -138,7 +142,13 @@ impl Client {
     }
 
     fn new(fd: OwnedFd) -> Client {
-        Client { fd, decoder: Decoder::default(), events: Events::default(), request: 0, closed: false }
+        let (decoder, events) = (Decoder::default(), Events::default());
+        Client { fd, decoder, events, request: 0, closed: false, cancel: None }
+    }
+
+    /// Lets `cancel` end the requests of this client. A cancelled client is closed.
+    pub fn set_cancel(&mut self, cancel: Arc<Cancel>) {
+        self.cancel = Some(cancel);
     }
 
     /// Watches a node and everything below it. The node need not exist. The first event comes at
@@ -302,14 +312,18 @@ impl Client {
         let flags = if to_write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
         // The wait is at most MAX_WAIT, which fits the type.
         let time = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-        match rustix::event::poll(&mut [PollFd::new(&self.fd, flags)], Some(&time)) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
+        let mut fds: SmallVec<[PollFd<'_>; 2]> = SmallVec::new();
+        fds.push(PollFd::new(&self.fd, flags));
+        fds.extend(self.cancel.as_deref().map(|cancel| PollFd::new(cancel, PollFlags::IN)));
+        match rustix::event::poll(&mut fds, Some(&time)) {
+            Ok(_) | Err(Errno::INTR) => self.check_open(),
             Err(error) => Err(error.into()),
         }
     }
 
     fn check_open(&self) -> Result<(), StoreError> {
-        if self.closed { Err(StoreError::Closed) } else { Ok(()) }
+        let cancelled = self.cancel.as_ref().is_some_and(|cancel| cancel.is_cancelled());
+        if self.closed || cancelled { Err(StoreError::Closed) } else { Ok(()) }
     }
 
     fn broken(&mut self, what: &'static str) -> StoreError {
@@ -393,6 +407,24 @@ mod tests {
         assert!(client.event().unwrap().is_some());
         assert!(matches!(client.event(), Err(StoreError::Closed)));
         assert!(matches!(client.read("/x"), Err(StoreError::Closed)));
+    }
+
+    #[test]
+    fn a_request_that_is_not_answered_is_cancelled_by_another_thread() {
+        let (mut client, _store) = told(&[message(15, 0, b"/a\x007\0")]);
+        let cancel = Arc::new(Cancel::new().unwrap());
+        client.set_cancel(Arc::clone(&cancel));
+        let (began, other) = (Instant::now(), Arc::clone(&cancel));
+        let thread = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(10));
+            other.cancel();
+        });
+        assert!(matches!(client.read("/x"), Err(StoreError::Closed)));
+        assert!(began.elapsed() < MAX_WAIT);
+        thread.join().unwrap();
+        assert!(matches!(client.read("/x"), Err(StoreError::Closed)), "nothing is sent any more");
+        assert!(client.event().unwrap().is_some(), "what has come is there");
+        assert!(matches!(client.event(), Err(StoreError::Closed)));
     }
 
     #[test]

@@ -9,17 +9,20 @@
 //! | [`wire`] | messages as they go over the wire |
 //! | [`path`] | names of nodes, and the paths of devices |
 //! | [`client`] | a connection to a store: Xen's own, through the kernel, or any at a socket |
+//! | [`Cancel`] | an end to its requests, from another thread |
 //! | [`transaction`] | several requests as one |
 //!
 //! Content that others wrote into the store is as hostile as anything else that they can write: any
 //! bytes, any size up to [`wire::MAX_PAYLOAD`], gone between two reads.
 
+mod cancel;
 pub mod client;
 mod events;
 pub mod path;
 pub mod transaction;
 pub mod wire;
 
+pub use cancel::Cancel;
 pub use client::{Client, StoreError};
 pub use events::Event;
 pub use path::PathError;
