@@ -4,8 +4,8 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use ringferry_control::snapshot::{GrantSnapshot, PortSnapshot, PortState};
@@ -717,47 +717,64 @@ fn store_message(stream: &mut UnixStream) -> std::io::Result<(u32, Vec<u8>)> {
     Ok((kind, message))
 }
 
-/// Stands between one client and its store at `socket`. Once `chatters` is set, it tells before every answer that the state which the client watches has been
-/// written, as if its peer did nothing else: whoever asks once for each change has always another one.
-fn stand_between(socket: PathBuf, chatters: Arc<AtomicBool>) {
+/// Stands between clients and their store at `socket`: has `look` at each request, by its type and what it is about, before it goes on or, if that returns false,
+/// the connection ends, and puts what `chatter` returns before each answer.
+fn stand_between(
+    socket: PathBuf,
+    look: impl Fn(u32, &[u8]) -> bool + Clone + Send + 'static,
+    chatter: impl Fn() -> Vec<u8> + Clone + Send + 'static,
+) {
     let real = socket.with_extension("real");
     std::fs::rename(&socket, &real).unwrap();
     let listener = UnixListener::bind(&socket).unwrap();
     std::thread::spawn(move || {
-        let client = listener.accept().unwrap().0;
-        let mut store = UnixStream::connect(real).unwrap();
-        let (mut from_client, mut to_client) = (client.try_clone().unwrap(), client.try_clone().unwrap());
-        let mut to_store = store.try_clone().unwrap();
-        // What is told of a change is what was said when the watch began: the path, and the client's mark.
-        let watch = Arc::new(Mutex::new(Vec::new()));
-        let watched = Arc::clone(&watch);
-        std::thread::spawn(move || {
-            while let Ok((kind, message)) = store_message(&mut from_client) {
-                let (_, about) = message.split_at(STORE_HEADER);
-                let path = about.split(|byte| *byte == 0).next().unwrap();
-                if kind == Kind::Watch as u32 && path.ends_with(b"/state") {
-                    let header = [Kind::WatchEvent as u32, 0, 0, about.len() as u32].map(u32::to_le_bytes);
-                    *watched.lock().unwrap() = [header.as_flattened(), about].concat();
+        for client in listener.incoming() {
+            let client = client.unwrap();
+            // The store's socket is gone when the test has ended.
+            let Ok(mut store) = UnixStream::connect(&real) else { return };
+            let (mut from_client, mut to_client) = (client.try_clone().unwrap(), client.try_clone().unwrap());
+            let mut to_store = store.try_clone().unwrap();
+            let (look, chatter) = (look.clone(), chatter.clone());
+            std::thread::spawn(move || {
+                while let Ok((kind, message)) = store_message(&mut from_client) {
+                    if !look(kind, &message[STORE_HEADER..]) || to_store.write_all(&message).is_err() {
+                        break;
+                    }
                 }
-                if to_store.write_all(&message).is_err() {
-                    break;
+                let _ = to_store.shutdown(Shutdown::Both);
+            });
+            std::thread::spawn(move || {
+                while let Ok((kind, message)) = store_message(&mut store) {
+                    let answers = kind != Kind::WatchEvent as u32;
+                    let change = if answers { chatter() } else { Vec::new() };
+                    if to_client.write_all(&[change, message].concat()).is_err() {
+                        break;
+                    }
                 }
-            }
-            let _ = to_store.shutdown(Shutdown::Both);
-        });
-        while let Ok((kind, message)) = store_message(&mut store) {
-            let answers = kind != Kind::WatchEvent as u32;
-            let change = if answers && chatters.load(Ordering::Relaxed) {
-                watch.lock().unwrap().clone()
-            } else {
-                Vec::new()
-            };
-            if to_client.write_all(&[change, message].concat()).is_err() {
-                break;
-            }
+                let _ = client.shutdown(Shutdown::Both);
+            });
         }
-        let _ = client.shutdown(Shutdown::Both);
     });
+}
+
+/// Stands between a client and its store at `socket`. Once `chatters` is set, it tells before every answer that the state which the client watches has been
+/// written, as if its peer did nothing else: whoever asks once for each change has always another one.
+fn chatter(socket: PathBuf, chatters: Arc<AtomicBool>) {
+    // What is told of a change is what was said when the watch began: the path, and the client's mark.
+    let watch = Arc::new(Mutex::new(Vec::new()));
+    let watched = Arc::clone(&watch);
+    let look = move |kind, about: &[u8]| {
+        let path = about.split(|byte| *byte == 0).next().unwrap();
+        if kind == Kind::Watch as u32 && path.ends_with(b"/state") {
+            let header = [Kind::WatchEvent as u32, 0, 0, about.len() as u32].map(u32::to_le_bytes);
+            *watched.lock().unwrap() = [header.as_flattened(), about].concat();
+        }
+        true
+    };
+    let change = move || {
+        if chatters.load(Ordering::Relaxed) { watch.lock().unwrap().clone() } else { Vec::new() }
+    };
+    stand_between(socket, look, change);
 }
 
 /// There is always a step for the front end to take, and it hears its signals all the same.
@@ -774,7 +791,7 @@ fn d7_a_state_that_is_written_without_end_does_not_keep_the_front_end_from_its_s
     let words = ["--address", "10.99.0.2/24", "--no-static-grants", "--no-split-events"];
     let mut command = machine.netfront(ONE, &words);
     let chatters = Arc::new(AtomicBool::new(false));
-    stand_between(place.path().join(format!("store-{ONE}")), Arc::clone(&chatters));
+    chatter(place.path().join(format!("store-{ONE}")), Arc::clone(&chatters));
     let mut netfront = Process::start(&mut command, Spawn::default());
     let state = path::join(&back, "state");
     for (announced, answer) in [("1", "2"), ("4", "4")] {
@@ -792,4 +809,182 @@ fn d7_a_state_that_is_written_without_end_does_not_keep_the_front_end_from_its_s
     assert!(netfront.wait().0.success(), "{:#?}", netfront.log());
     // It has waited for a back end that never let go, and no longer than for any.
     netfront.until_logged_times("the back end does not let go of the interface", 1);
+}
+
+/// The switch's store, which can be stopped: what the switch says is then not read.
+#[derive(Clone, Default)]
+struct StoppableStore {
+    /// Held while it is stopped.
+    stopped: Arc<Mutex<()>>,
+    /// Requests that wait for it.
+    waiting: Arc<AtomicUsize>,
+    /// The connection ends with the next request.
+    ends: Arc<AtomicBool>,
+}
+
+impl StoppableStore {
+    fn of(place: &Place) -> StoppableStore {
+        let store = StoppableStore::default();
+        let StoppableStore { stopped, waiting, ends } = store.clone();
+        let look = move |_, _: &[u8]| {
+            waiting.fetch_add(1, Ordering::SeqCst);
+            drop(stopped.lock());
+            waiting.fetch_sub(1, Ordering::SeqCst);
+            !ends.swap(false, Ordering::SeqCst)
+        };
+        stand_between(place.path().join("store"), look, Vec::new);
+        store
+    }
+
+    /// Stops it while the switch asks it something because of `change`. It goes on when what this returns is dropped.
+    #[track_caller]
+    fn stop(&self, change: impl FnOnce()) -> MutexGuard<'_, ()> {
+        let stopped = self.stopped.lock().unwrap();
+        change();
+        eventually("a request that is not answered", || self.is_asked().then_some(()));
+        stopped
+    }
+
+    fn is_asked(&self) -> bool {
+        self.waiting.load(Ordering::SeqCst) > 0
+    }
+
+    /// A check for what was done while the store was stopped: the switch has been waiting for it all the time.
+    #[track_caller]
+    fn assert_asked(&self, switch: &Switch<'_>) {
+        assert!(self.is_asked());
+        assert_eq!(switch.process.logged("the store cannot be used any more"), 0);
+    }
+}
+
+/// The store is for all guests, and may be slow: whoever wants nothing of it does not wait for it.
+#[test]
+fn a_store_that_is_stopped_holds_up_neither_questions_nor_front_ends_nor_the_end() {
+    let place = Place::new();
+    let mut machine = Machine::new(&place);
+    let store = StoppableStore::of(&place);
+    machine.create(DomId(ONE), 0);
+    let mut switch = place.start(&mut machine.run(&place, &["vm", "late"], "", 1), Vec::new());
+    let mut vm = switch.plug("vm", 1, Options::default());
+    let mut xen = machine.guest(ONE, small(1));
+    xen.plug(&switch, PORT);
+    acquaint(&mut xen, &mut vm);
+
+    let stopped = store.stop(|| machine.create(DomId(ONE + 1), 0));
+    assert_eq!(switch.ctl_show().ports.iter().filter(|port| port.state == PortState::Up).count(), 2);
+    let mut late = switch.plug("late", 2, Options::default());
+    late.send_numbered(vm.mac, 0, 10);
+    vm.expect_numbered(late.mac, 0, 10);
+    converse(&mut xen, &mut vm, 10, 20);
+    store.assert_asked(&switch);
+    drop(stopped);
+    let mut other = machine.guest(ONE + 1, small(1));
+    other.plug(&switch, "xen6.0");
+    other.send_numbered(xen.mac, 30, 10);
+    xen.expect_numbered(other.mac, 30, 10);
+
+    let stopped = store.stop(|| machine.create(DomId(ONE + 2), 0));
+    switch.process.signal(Signal::TERM);
+    let (status, _) = switch.process.wait();
+    assert!(status.success(), "{:#?}", switch.process.log());
+    store.assert_asked(&switch);
+    drop(stopped);
+}
+
+/// A thread that waits for the store lets go of everything at once, so the hypervisor takes whoever comes next, and asks for nothing more.
+#[test]
+fn a_store_that_is_stopped_holds_up_neither_a_replacement_nor_a_removal() {
+    let place = Place::new();
+    let mut machine = Machine::new(&place);
+    let store = StoppableStore::of(&place);
+    machine.create(DomId(ONE), 0);
+    let switch = place.start(&mut machine.run(&place, &["vm", "late"], "", 1), Vec::new());
+    let mut vm = switch.plug("vm", 1, Options::default());
+    let mut late = switch.plug("late", 2, Options::default());
+    let mut xen = machine.guest(ONE, small(1));
+    xen.plug(&switch, PORT);
+    acquaint(&mut xen, &mut vm);
+
+    let stopped = store.stop(|| machine.create(DomId(ONE + 1), 0));
+    let switch = replaced(&place, switch, |_| {});
+    late.send_numbered(vm.mac, 0, 10);
+    vm.expect_numbered(late.mac, 0, 10);
+    assert_eq!(switch.process.logged("trying again"), 0, "the process before has let go");
+    store.assert_asked(&switch);
+    drop(stopped);
+    xen.plug(&switch, PORT);
+    converse(&mut xen, &mut vm, 10, 20);
+    assert_eq!(xen.connected, 1, "the front end did not notice");
+
+    let stopped = store.stop(|| machine.create(DomId(ONE + 2), 0));
+    place.ctl(&["remove", "xen"]);
+    assert!(switch.show().ports.iter().all(|port| !port.name.starts_with("xen")));
+    assert_eq!(machine.broker.mapped_pages(), 0);
+    assert!(ProcessDomain::connect(place.path().join("broker"), Some(BACK)).is_ok(), "the domain is free");
+    store.assert_asked(&switch);
+    drop(stopped);
+    late.send_numbered(vm.mac, 10, 10);
+    vm.expect_numbered(late.mac, 10, 10);
+    let (back, _) = nodes(DomId(ONE + 2), 0);
+    let state = machine.tools.text(&path::join(&back, "state")).unwrap();
+    assert_eq!(state.as_deref(), Some("1"), "nobody offers the new interface anything");
+    switch.stop();
+}
+
+/// Its ring is found broken while the switch is about to learn that it leaves: it is let go once, and its next connection is not taken for the one before.
+#[test]
+fn a_front_end_that_is_disconnected_while_it_leaves_may_come_back() {
+    let place = Place::new();
+    let mut machine = Machine::new(&place);
+    let store = StoppableStore::of(&place);
+    let switch = place.start(&mut machine.run(&place, &["vm"], "", 1), Vec::new());
+    let mut vm = switch.plug("vm", 1, Options::default());
+    for round in 0..3 {
+        let domain = 20 + round;
+        let port = format!("xen{domain}.0");
+        machine.create(DomId(domain), 0);
+        let mut raw = Raw::plug(&machine, domain);
+        switch.until_state(&port, PortState::Up);
+        let stopped = store.stop(|| raw.say("state", "5"));
+        raw.page.store32_release(0, 100_000);
+        raw.channel.notify().unwrap();
+        switch.until_state(&port, PortState::Listening);
+        switch.process.until_logged_times("is disconnected: ", usize::from(round) + 1);
+        drop(raw);
+        drop(stopped);
+        let mut xen = machine.guest(domain, small(1));
+        xen.plug(&switch, &port);
+        acquaint(&mut xen, &mut vm);
+        xen.close();
+    }
+    machine.assert_nothing_left();
+    switch.stop();
+}
+
+#[test]
+fn a_store_that_is_lost_is_reached_again_and_the_front_end_does_not_notice() {
+    let place = Place::new();
+    let mut machine = Machine::new(&place);
+    let store = StoppableStore::of(&place);
+    machine.create(DomId(ONE), 0);
+    let switch = place.start(&mut machine.run(&place, &["vm"], "", 1), Vec::new());
+    let mut vm = switch.plug("vm", 1, Options::default());
+    let mut xen = machine.guest(ONE, small(1));
+    xen.plug(&switch, PORT);
+    acquaint(&mut xen, &mut vm);
+    for times in 1..=3 {
+        store.ends.store(true, Ordering::SeqCst);
+        machine.create(DomId(ONE + times), 0);
+        switch.process.until_logged_times("the store cannot be used any more", times.into());
+        switch.process.until_logged_times("the store is there", 1 + usize::from(times));
+        xen.plug(&switch, PORT);
+        converse(&mut xen, &mut vm, 10, 20);
+        // Those that are new as well as those that were there.
+        let new = format!("xen{}.0", ONE + times);
+        eventually("a port", || switch.show().ports.iter().any(|port| port.name == new).then_some(()));
+    }
+    assert_eq!((xen.connected, switch.process.logged("trying again")), (1, 0));
+    xen.close();
+    machine.assert_nothing_left();
+    switch.stop();
 }

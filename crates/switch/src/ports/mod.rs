@@ -409,6 +409,6 @@ pub(crate) fn open(port: &PortConfig, workers: usize, passed: &mut Passed) -> Re
     match &port.kind {
         PortKind::VhostUser(config) => vhost::open(config, passed),
         PortKind::Tap(config) => tap::open(port, config, workers, passed),
-        PortKind::XenVif(config) => xen::open(port, config, workers),
+        PortKind::XenVif(config) => xen::open(config, workers),
     }
 }

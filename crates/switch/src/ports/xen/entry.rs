@@ -1,10 +1,10 @@
 //! The control side of one `[[port]]` of kind `xen-vif`: every interface of a class, each a port as the toolstack makes it; or one of them.
 //!
-//! It is watched under sub-token 0 for the store, and under that of a port's id and one for the port's control ring.
+//! It is watched under sub-token 0 for its [`Bus`], and under that of a port's id and one for the port's control ring.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ringferry_control::snapshot::{
     Negotiated, PortSnapshot, PortState, QueueRole, QueueSnapshot, VifFeatures,
@@ -12,20 +12,18 @@ use ringferry_control::snapshot::{
 use ringferry_sys::epoll::Interest;
 use ringferry_vhost_user::backend::Put;
 use ringferry_virtio_net::queue_index;
-use ringferry_xen::domain::DomId;
-use ringferry_xen::provider::{OpenError as ProviderError, Provider};
 use ringferry_xen::store::StoreError;
 use ringferry_xen_net::netback::Mode;
-use ringferry_xen_net::offload::Accepts;
-use ringferry_xen_net::xenbus::{BackConfig, BackEvent, BackendDriver, Polled, VifId};
+use ringferry_xen_net::xenbus::{BackEvent, VifId};
 
 use super::MappingBudget;
+use super::bus::{Bus, BusEvent, OpenBus};
 use super::vif::{Vif, add};
 use crate::config::{DEFAULT_MTU, PortConfig, PortKind, XenProvider, XenVifConfig};
 use crate::counters::PortTotals;
 use crate::fdb::PortId;
 use crate::log_limit::LogLimit;
-use crate::plane::{Owners, PAIRS, PortFault};
+use crate::plane::{Owners, PortFault};
 use crate::ports::handed::HandedPort;
 use crate::ports::queues::Workers;
 use crate::ports::table::QueueStates;
@@ -33,48 +31,25 @@ use crate::ports::{Context, Interface, InterfaceQueues, OpenError, Plug, PortCon
 use crate::rules::Rules;
 use crate::snapshot::{grants, rules_by_key};
 
-/// Upper bound on the turns of the bus in one step: signals and other ports wait no longer than so many
-/// look-ups in the store.
-const TURNS: usize = 64;
-
-/// Time between attempts to reach the store.
-const RETRY: Duration = Duration::from_millis(500);
-
 /// Upper bound on log lines about front ends per interval.
 const LOG_LINES: u32 = 20;
 
 /// Slots of each ring of a queue: as many as fit in a page.
 const SLOTS: u16 = 256;
 
-/// The error of a store or hypervisor that cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum XenError {
-    /// The hypervisor or the store cannot be reached.
-    #[error(transparent)]
-    Open(#[from] ProviderError),
-    /// The store cannot be watched.
-    #[error("cannot watch the store: {0}")]
-    Watch(io::Error),
-    /// The store has answered with an error.
-    #[error("the store: {0}")]
-    Store(#[from] StoreError),
-}
-
 /// Sub-token of the control ring of port 0; the others' follow.
 pub(super) const FIRST_CONTROL_RING: u32 = 1;
 
-/// Opens an entry: reaches the hypervisor and the store, if there is Xen.
+/// Opens an entry: finds out whether there is Xen. Its bus begins when it is plugged in.
 ///
 /// # Errors
-/// See [`XenError`].
-pub(in crate::ports) fn open(
-    port: &PortConfig,
-    config: &XenVifConfig,
-    workers: usize,
-) -> Result<Plug, OpenError> {
-    let entry = XenEntry::new(port, config, workers)?;
-    Ok(Box::new(move |_, cx| {
-        entry.watch(cx)?;
+/// See [`XenError`](super::XenError).
+pub(in crate::ports) fn open(config: &XenVifConfig, workers: usize) -> Result<Plug, OpenError> {
+    let bus = OpenBus::open(config, workers)?;
+    let config = config.clone();
+    Ok(Box::new(move |port, cx| {
+        let entry = XenEntry::new(port, config, bus.start()?);
+        cx.watch(&entry.bus, 0, Interest::READABLE)?;
         Ok(Box::new(entry))
     }))
 }
@@ -88,133 +63,55 @@ struct XenEntry {
     config: XenVifConfig,
     /// The rules of every interface.
     rules: Rules,
-    /// The back-end driver with all interfaces, while the store can be reached.
-    backend: Option<BackendDriver>,
-    /// Time of the next attempt to reach the store.
-    retry_at: Instant,
-    failure_logged: bool,
+    bus: Bus,
+    /// True while the bus has a connection to the store.
+    reached: bool,
     vifs: BTreeMap<VifId, Vif>,
-    /// True if the last step left work to do.
+    /// True if the last step left requests in a control ring.
     busy: bool,
     limit: LogLimit,
 }
 
-/// Returns the provider that a configuration names.
-fn provider(config: &XenProvider) -> Provider {
-    match config {
-        XenProvider::Xen => Provider::Xen,
-        XenProvider::Process { broker, store, domain } => {
-            Provider::Process { broker: broker.clone(), store: store.clone(), domain: DomId(*domain) }
-        }
-    }
-}
-
-/// Connects to the hypervisor and the store.
-fn connect(config: &XenVifConfig, workers: usize) -> Result<BackendDriver, XenError> {
-    let (domain, store) = provider(&config.provider).open()?;
-    let XenVifConfig { sg, csum, gso, .. } = *config;
-    let queues = config.queues.unwrap_or_else(|| workers.min(PAIRS.into()) as u16);
-    let back = BackConfig {
-        class: config.class.clone(),
-        accepts: Accepts { sg, csum4: csum, csum6: csum, gso4: gso, gso6: gso },
-        max_queues: queues,
-        split_events: true,
-        persistent: config.persistent,
-        static_grants: config.static_grants,
-        // Frames may be sent and received on any queue, and the worker that filters must know both.
-        multicast_control: workers == 1 || queues == 1,
-        only: config.only.map(|only| VifId { front: DomId(only.domain), device: only.device }),
-    };
-    Ok(BackendDriver::new(store, domain, back)?)
-}
-
 impl XenEntry {
-    /// Makes an entry. If a broker cannot be reached yet, it is tried again later; a machine without Xen is
-    /// an error.
-    ///
-    /// # Errors
-    /// See [`XenError`].
-    fn new(port: &PortConfig, config: &XenVifConfig, workers: usize) -> Result<XenEntry, XenError> {
-        let mut entry = XenEntry {
+    fn new(port: &PortConfig, config: XenVifConfig, bus: Bus) -> XenEntry {
+        XenEntry {
             name: port.name.clone(),
             mtu: port.mtu.unwrap_or(DEFAULT_MTU),
             owners: port.owners(),
-            config: config.clone(),
+            config,
             rules: port.rules.clone(),
-            backend: None,
-            retry_at: Instant::now(),
-            failure_logged: false,
+            bus,
+            reached: false,
             vifs: BTreeMap::new(),
-            busy: true,
+            busy: false,
             limit: LogLimit::new(LOG_LINES),
-        };
-        provider(&config.provider).check()?;
-        if config.provider == XenProvider::Xen {
-            entry.backend = Some(connect(config, workers)?);
         }
-        Ok(entry)
     }
 
-    /// Starts watching a store that was reached at the start.
-    fn watch(&self, cx: &Context<'_>) -> io::Result<()> {
-        let Some(backend) = &self.backend else { return Ok(()) };
-        cx.watch(backend, 0, Interest::READABLE)
-    }
-
-    /// Makes one step: reaches the store, or serves its events.
+    /// Makes one step: handles the events of the bus, and serves control rings that were left with requests.
     fn step(&mut self, cx: &mut Context<'_>) {
-        if self.backend.is_none() && !self.reach(cx) {
-            return;
-        }
         let controls: Vec<_> = self.vifs.values().filter(|vif| vif.has_more()).map(|vif| vif.id).collect();
-        self.busy = true;
-        for _ in 0..TURNS {
-            let Some(backend) = &mut self.backend else { return };
-            match backend.poll() {
-                Ok(Polled::Busy) => {}
-                Ok(Polled::Idle) => {
-                    self.busy = false;
-                    break;
-                }
-                Ok(Polled::Vif(id, event)) => {
-                    if let Err(error) = self.turn(id, event, cx) {
-                        return self.lose(&error, cx);
-                    }
-                }
-                Err(error) => return self.lose(&error, cx),
-            }
+        for event in self.bus.take() {
+            self.handle(event, cx);
         }
-        self.settle(cx);
         for port in controls {
             self.serve_control(port, cx);
         }
-        self.busy |= self.vifs.values().any(Vif::has_more);
+        self.busy = self.vifs.values().any(Vif::has_more);
     }
 
-    /// Tries to reach the store; returns true if it was reached.
-    fn reach(&mut self, cx: &mut Context<'_>) -> bool {
-        let now = Instant::now();
-        if now < self.retry_at {
-            return false;
-        }
-        let reached = connect(&self.config, cx.workers.count()).and_then(|backend| {
-            cx.watch(&backend, 0, Interest::READABLE).map_err(XenError::Watch)?;
-            Ok(backend)
-        });
-        match reached {
-            Ok(backend) => {
+    fn handle(&mut self, event: BusEvent, cx: &mut Context<'_>) {
+        match event {
+            BusEvent::Reached => {
                 tracing::info!(port = self.name, "the store is there");
-                self.backend = Some(backend);
-                self.failure_logged = false;
-                true
+                self.reached = true;
             }
-            Err(error) => {
-                self.retry_at = now + RETRY;
-                if !std::mem::replace(&mut self.failure_logged, true) {
-                    tracing::warn!(port = self.name, "{error}; trying again");
-                }
-                false
+            BusEvent::Unreachable(error) => tracing::warn!(port = self.name, "{error}; trying again"),
+            BusEvent::Found(id) => {
+                self.vif(id, cx);
             }
+            BusEvent::Vif(id, event) => self.turn(id, event, cx),
+            BusEvent::Lost(error) => self.lose(&error, cx),
         }
     }
 
@@ -224,21 +121,14 @@ impl XenEntry {
             port = self.name,
             "the store cannot be used any more: {error}; trying to reach it again"
         );
-        if let Some(backend) = self.backend.take() {
-            let _ = cx.unwatch(&backend);
-        }
-        for vif in std::mem::take(&mut self.vifs).into_values() {
-            vif.remove(cx);
-        }
-        self.retry_at = Instant::now() + RETRY;
+        self.reached = false;
+        self.remove_vifs(cx);
+        self.bus.cleared();
     }
 
-    /// Makes ports for new interfaces.
-    fn settle(&mut self, cx: &mut Context<'_>) {
-        let Some(backend) = &self.backend else { return };
-        let known: BTreeSet<VifId> = backend.vifs().collect();
-        for id in known {
-            self.vif(id, cx);
+    fn remove_vifs(&mut self, cx: &mut Context<'_>) {
+        for vif in std::mem::take(&mut self.vifs).into_values() {
+            vif.remove(cx);
         }
     }
 
@@ -254,15 +144,16 @@ impl XenEntry {
         self.vifs.get_mut(&id)
     }
 
-    fn turn(&mut self, id: VifId, event: BackEvent, cx: &mut Context<'_>) -> Result<(), StoreError> {
+    /// Handles a change of an interface.
+    fn turn(&mut self, id: VifId, event: BackEvent, cx: &mut Context<'_>) {
         let loud = self.limit.allows(&self.name);
         match event {
             BackEvent::Connect(connection) => {
                 let (config, mtu) = (self.config.clone(), self.mtu);
                 let Some(vif) = self.vif(id, cx) else {
                     tracing::error!("{id}: no number is left for a port");
-                    self.let_go(id);
-                    return Ok(());
+                    drop(connection);
+                    return self.bus.disconnected(id);
                 };
                 vif.shared.set_mtu(mtu);
                 match vif.serve(*connection, &config, cx) {
@@ -271,26 +162,25 @@ impl XenEntry {
                             let queues = vif.served.as_ref().map_or(0, |served| served.queues);
                             tracing::info!(port = vif.name, queues, "a front end has connected");
                         }
-                        if let Some(backend) = &mut self.backend {
-                            backend.connected(id)?;
-                        }
+                        self.bus.connected(id);
                     }
                     Err(error) => {
                         if loud {
                             tracing::warn!(port = vif.name, "the front end cannot be served: {error}");
                         }
-                        self.let_go(id);
+                        self.bus.disconnected(id);
                     }
                 }
             }
             BackEvent::Disconnect => {
-                if let Some(vif) = self.vifs.get_mut(&id) {
-                    vif.stop(cx);
-                    if loud {
-                        tracing::info!(port = vif.name, "the front end has disconnected");
-                    }
+                // One that was expelled while this was on its way has had its answer.
+                let served = self.vifs.get_mut(&id).filter(|vif| vif.served.is_some());
+                let Some(vif) = served else { return };
+                vif.stop(cx);
+                if loud {
+                    tracing::info!(port = vif.name, "the front end has disconnected");
                 }
-                self.let_go(id);
+                self.bus.disconnected(id);
             }
             BackEvent::Refused(refusal) => {
                 if loud {
@@ -305,15 +195,6 @@ impl XenEntry {
                     vif.remove(cx);
                 }
             }
-        }
-        Ok(())
-    }
-
-    /// Tells the back-end driver that nothing of the front end is mapped any more.
-    fn let_go(&mut self, id: VifId) {
-        if let Some(backend) = &mut self.backend {
-            backend.disconnected(id);
-            self.busy = true;
         }
     }
 
@@ -339,7 +220,7 @@ impl XenEntry {
             tracing::warn!(port = vif.name, "the front end is disconnected: {why}");
         }
         vif.stop(cx);
-        self.let_go(id);
+        self.bus.disconnected(id);
     }
 }
 
@@ -352,7 +233,7 @@ impl PortControl for XenEntry {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        (self.busy || self.backend.is_none()).then_some(self.retry_at)
+        self.busy.then(Instant::now)
     }
 
     fn fault(&mut self, fault: &PortFault, cx: &mut Context<'_>) -> bool {
@@ -404,12 +285,8 @@ impl PortControl for XenEntry {
     }
 
     fn remove(&mut self, cx: &mut Context<'_>) {
-        if let Some(backend) = self.backend.take() {
-            let _ = cx.unwatch(&backend);
-        }
-        for vif in std::mem::take(&mut self.vifs).into_values() {
-            vif.remove(cx);
-        }
+        let _ = cx.unwatch(&self.bus);
+        self.remove_vifs(cx);
     }
 
     fn snapshots(
@@ -422,7 +299,7 @@ impl PortControl for XenEntry {
         let mut entry = PortSnapshot {
             name: self.name.clone(),
             negotiated: Negotiated::XenVif(VifFeatures::empty()),
-            state: if self.backend.is_some() { PortState::Listening } else { PortState::Connecting },
+            state: if self.reached { PortState::Listening } else { PortState::Connecting },
             fault: None,
             peer: match &self.config.provider {
                 XenProvider::Xen => format!("xenstore backend/{class}"),
