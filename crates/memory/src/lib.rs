@@ -31,6 +31,7 @@
 //! memory: words are accessed by atomics, buffers by [`ReadSlice`] and [`WriteSlice`], which only copy. Only
 //! this crate and `ringferry-sys` contain `unsafe`.
 
+mod ahead;
 pub mod budget;
 pub mod buffer;
 pub mod counters;

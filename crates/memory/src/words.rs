@@ -384,6 +384,11 @@ impl Area {
         Self { base, len, region }
     }
 
+    /// Returns the address of the first byte in this process.
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.base
+    }
+
     /// Returns the guest address of the first byte.
     pub fn guest_addr(&self) -> u64 {
         let offset = self.base.addr() - self.region.base().addr();

@@ -28,7 +28,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use ringferry_memory::words::Area;
 use ringferry_memory::{DirtyLog, GuestMemory, MapBudget, MapError, MemoryError, RegionSpec, SharedMem};
+use ringferry_ring::Parts;
 use ringferry_sys::closer::{Closer, Deferred};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
@@ -564,6 +566,14 @@ impl Session {
             enabled: ring.enabled,
             base: ring.base.unwrap_or(0),
         })
+    }
+
+    /// Returns where the rings lie that are described and lie in the guest's memory.
+    pub fn parts(&self) -> impl Iterator<Item = Parts<Area>> {
+        let packed = self.packed().unwrap_or(false);
+        let rings =
+            self.memory().into_iter().flat_map(|memory| self.rings.iter().map(move |ring| (memory, ring)));
+        rings.filter_map(move |(memory, ring)| ring.geometry.resolve(memory, packed).ok().flatten())
     }
 
     /// Tells the front end that the [configuration space](Device::config) has changed. Returns false if it takes no such messages (it has not

@@ -6,7 +6,7 @@
 //!   1 Hello?                   ───────────────►   configuration, clock
 //!     (starts its helper)
 //!   2 Draft?                   ───────────────►   state and descriptors of all ports, addresses; packets flow on
-//!     (maps memory, goes into its sandbox, starts paused workers)
+//!     (maps memory, goes into its sandbox, starts paused workers, and maps the pages that those touch first)
 //!   3 Final?                   ───────────────►   pauses its workers, stops all rings
 //!                              ◄───────────────   what has changed since the draft, positions of rings, counters
 //!   4 takes the baton, starts rings and workers

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use ringferry_control::{Answer, ControlError, ControlServer, Request, call_and_keep};
@@ -67,6 +68,9 @@ pub enum SuccessionError {
     #[error("the hand-over has failed, and the running switch goes on: {0}")]
     Os(#[from] io::Error),
 }
+
+/// How long it takes at most to do what has packets wait for less. A guest can hold that up.
+const AHEAD: Duration = Duration::from_millis(300);
 
 /// A process that is to take over.
 pub struct Successor {
@@ -288,6 +292,20 @@ impl Handed {
         Ok(())
     }
 
+    /// Does what can be done before the switch that runs stands still, so that packets wait for less.
+    fn prepare_ports(ports: &PortTable) -> io::Result<()> {
+        let tasks = ports.ahead();
+        let (sender, done) = sync_channel(1);
+        let run = move || {
+            tasks.into_iter().for_each(|task| task());
+            let _ = sender.send(());
+        };
+        std::thread::Builder::new().name("ringferry-ahead".to_owned()).spawn(run)?;
+        // What is not done by then has packets wait a moment longer, and nothing else.
+        let _ = done.recv_timeout(AHEAD);
+        Ok(())
+    }
+
     /// Has the switch that runs stand still, and takes over all that it had.
     ///
     /// # Errors
@@ -297,6 +315,7 @@ impl Handed {
         parts: &mut Parts<'_>,
         is_interrupted: impl FnOnce() -> bool,
     ) -> Result<(), SuccessionError> {
+        Self::prepare_ports(parts.ports)?;
         let (state, message) = ask::<Final>(&self.channel, Kind::Final)?;
         let mut fds = message.descriptors.into_iter();
         let mut positions = Vec::with_capacity(state.entries.len());

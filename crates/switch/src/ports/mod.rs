@@ -305,6 +305,12 @@ pub(crate) trait PortControl {
     /// Gives to the workers what was [suspended](Self::suspend), as no other process has taken over.
     fn resume(&mut self) {}
 
+    /// What is to be done before this process [takes over](Self::take_over) what another one serves, so that its packets wait for less: by another thread, as a peer
+    /// may hold that up.
+    fn ahead(&self) -> Option<Task> {
+        None
+    }
+
     /// Gives the workers what the process before has suspended, at these positions: all of it is this process's from now on.
     fn take_over(&mut self, positions: &Positions, workers: &Workers) {
         let _ = (positions, workers);
@@ -323,6 +329,9 @@ pub(crate) trait PortControl {
     /// descriptors, and frees them later.
     fn remove(&mut self, cx: &mut Context<'_>);
 }
+
+/// Work for another thread.
+pub(crate) type Task = Box<dyn FnOnce() + Send>;
 
 /// A port whose sockets, taps and connections are open and that no worker serves yet: called with the
 /// context, it gets its number and its workers.

@@ -20,7 +20,7 @@ use super::marks::Marks;
 use super::queues::{QueueState, Workers};
 use super::xen::MappingBudget;
 use super::{
-    Context, GuestMemoryBudget, Interface, InterfaceQueues, OpenError, Plug, PortControl, Positions,
+    Context, GuestMemoryBudget, Interface, InterfaceQueues, OpenError, Plug, PortControl, Positions, Task,
 };
 use crate::config::{PortConfig, SwitchConfig};
 use crate::fdb::PortId;
@@ -306,6 +306,11 @@ impl PortTable {
     /// Has all entries go on in this process.
     pub(crate) fn resume(&mut self) {
         self.entries.values_mut().for_each(|entry| entry.control.resume());
+    }
+
+    /// What is to be done before entries go on where another process has stopped.
+    pub(crate) fn ahead(&self) -> Vec<Task> {
+        self.entries.values().filter_map(|entry| entry.control.ahead()).collect()
     }
 
     /// Has an entry go on where another process has stopped.

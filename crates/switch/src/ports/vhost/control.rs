@@ -34,6 +34,7 @@ use ringferry_virtio_net::queue_index;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
+use super::ahead;
 use super::allowance::{self, Allowance};
 use super::device::{PortDevice, features};
 use super::queues::{NewCalls, VhostQueues};
@@ -46,7 +47,7 @@ use crate::ports::passed::Passed;
 use crate::ports::queues::{AnyQueues, Workers};
 use crate::ports::table::QueueStates;
 use crate::ports::xen::MappingBudget;
-use crate::ports::{Context, Interface, InterfaceQueues, OpenError, Plug, PortControl, Positions};
+use crate::ports::{Context, Interface, InterfaceQueues, OpenError, Plug, PortControl, Positions, Task};
 use crate::privileged::Privileges;
 use crate::rules::Rules;
 use crate::snapshot::rules_by_key;
@@ -882,6 +883,12 @@ impl PortControl for VhostPort {
         if let Some(session) = &mut self.session {
             session.resume(&mut self.device);
         }
+    }
+
+    fn ahead(&self) -> Option<Task> {
+        let session = self.session.as_ref()?;
+        let (memory, rings) = (Arc::clone(session.memory()?), session.parts().collect::<Vec<_>>());
+        Some(Box::new(move || ahead::map(&memory, &rings)))
     }
 
     fn take_over(&mut self, positions: &Positions, _: &Workers) {

@@ -10,6 +10,7 @@
 //! | `handover` | the port on its way to another process |
 //! | `queues` | the queue side: virtqueues |
 
+mod ahead;
 mod allowance;
 pub(crate) mod config;
 pub(crate) mod control;
