@@ -15,11 +15,21 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Things that may wait in a [`Closer`] before it is [behind](Closer::is_behind). A session in good order has a few dozen
 /// (the events of its rings) when it ends.
 pub const ROOM: usize = 256;
+
+/// This process is about to end.
+static LEAVES: AtomicBool = AtomicBool::new(false);
+
+/// Has all closers [give way](crate::process::give_way), as this process is about to end. One that is to go on must not do so: who unmaps memory holds locks of the process's
+/// mappings, and with a tenth of a processor for ten times as long.
+pub fn give_way() {
+    LEAVES.store(true, Ordering::Relaxed);
+}
 
 /// Closes things on a thread of its own, one after the other. Clones share the thread.
 #[derive(Clone, Debug)]
@@ -143,6 +153,9 @@ impl Shared {
             };
             state.closing = true;
             drop(state);
+            if LEAVES.load(Ordering::Relaxed) {
+                crate::process::give_way();
+            }
             drop(thing);
             state = self.lock();
         }

@@ -164,6 +164,17 @@ pub fn has_net_admin() -> bool {
     rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::NET_ADMIN))
 }
 
+/// Has the calling thread, and those that it starts from now on, leave the processor to others (setpriority(2)): they get a tenth of what one of them gets.
+/// There is no way back without a privilege.
+pub fn give_way() {
+    // Whoever has given way further stays there.
+    let _ = rustix::process::getpriority_process(None)
+        .and_then(|now| rustix::process::setpriority_process(None, now.max(LEAVING)));
+}
+
+/// What a process that is about to end has its threads run at.
+const LEAVING: i32 = 10;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -188,6 +199,21 @@ mod tests {
         let mut text = String::new();
         std::fs::File::from(fd).read_to_string(&mut text).unwrap();
         text
+    }
+
+    #[test]
+    fn who_gives_way_never_gets_more_than_before() {
+        // Linux has a priority for each thread.
+        let after = |before: i32| {
+            let run = move || {
+                rustix::process::setpriority_process(None, before).unwrap();
+                give_way();
+                rustix::process::getpriority_process(None).unwrap()
+            };
+            std::thread::spawn(run).join().unwrap()
+        };
+        let own = rustix::process::getpriority_process(None).unwrap();
+        assert_eq!([own.max(3), own.max(15)].map(after), [LEAVING.max(own), own.max(15)]);
     }
 
     #[test]

@@ -114,6 +114,8 @@ const ALWAYS: &[c_long] = &[
     libc::SYS_geteuid,
     libc::SYS_getgid,
     libc::SYS_getegid,
+    libc::SYS_getpriority,
+    libc::SYS_setpriority,
     libc::SYS_sched_yield,
     libc::SYS_sched_getaffinity,
     libc::SYS_sched_setaffinity,
