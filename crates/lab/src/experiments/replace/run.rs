@@ -76,16 +76,20 @@ impl Outcome {
     fn new(frames: Frames, mut phases: Vec<Phase>, elapsed: Duration) -> Self {
         let millis = |time: Duration| time.as_secs_f64() * 1e3;
         phases.sort_by_key(|phase| phase.gap);
-        let median = phases.get(phases.len() / 2).copied().unwrap_or_default();
-        let longest = phases.last().copied().unwrap_or_default();
+        // In hundredths, rounded up: of few events the longest is that of 99 of 100.
+        let gap = |hundredths: usize| {
+            let at = (phases.len() * hundredths).div_ceil(100).saturating_sub(1);
+            millis(phases.get(at).copied().unwrap_or_default().gap)
+        };
         let values = Figure::ALL.map(|figure| match figure {
-            Figure::GapMedian => millis(median.gap),
-            Figure::GapMax => millis(longest.gap),
+            Figure::GapMedian => gap(50),
+            Figure::GapMax => gap(100),
             Figure::Lost => frames.lost as f64,
             Figure::Disordered => frames.disordered as f64,
         });
         let away = phases.iter().map(|phase| phase.away).max().unwrap_or_default();
         let extra = vec![
+            ("gap p99 ms".to_owned(), gap(99)),
             ("guests away, max ms".to_owned(), millis(away)),
             ("Mpps".to_owned(), frames.received as f64 / elapsed.as_secs_f64() / 1e6),
             ("events".to_owned(), phases.len() as f64),
