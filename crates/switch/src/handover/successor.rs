@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
@@ -71,6 +73,9 @@ pub enum SuccessionError {
 
 /// How long it takes at most to do what has packets wait for less. A guest can hold that up.
 const AHEAD: Duration = Duration::from_millis(300);
+
+/// How long it is waited then for the end of what was begun: a hole of some gigabytes takes so long.
+const SLEEP: Duration = Duration::from_secs(1);
 
 /// A process that is to take over.
 pub struct Successor {
@@ -292,18 +297,24 @@ impl Handed {
         Ok(())
     }
 
-    /// Does what can be done before the switch that runs stands still, so that packets wait for less.
-    fn prepare_ports(ports: &PortTable) -> io::Result<()> {
+    /// Does what can be done before the switch that runs stands still, so that packets wait for less. What is not done in time has them wait a moment longer, and nothing else.
+    fn prepare_ports(ports: &PortTable) {
         let tasks = ports.ahead();
         let (sender, done) = sync_channel(1);
+        let enough = Arc::new(AtomicBool::new(false));
+        let is_enough = Arc::clone(&enough);
         let run = move || {
-            tasks.into_iter().for_each(|task| task());
+            tasks.into_iter().for_each(|task| task(&is_enough));
             let _ = sender.send(());
         };
-        std::thread::Builder::new().name("ringferry-ahead".to_owned()).spawn(run)?;
-        // What is not done by then has packets wait a moment longer, and nothing else.
-        let _ = done.recv_timeout(AHEAD);
-        Ok(())
+        if let Err(error) = std::thread::Builder::new().name("ringferry-ahead".to_owned()).spawn(run) {
+            return tracing::debug!("memory is not mapped ahead: {error}");
+        }
+        if done.recv_timeout(AHEAD).is_err() {
+            enough.store(true, Ordering::Relaxed);
+            // Whoever sleeps in memory that is taken away may hold a lock of this process's mappings, which is needed while everybody stands still.
+            let _ = done.recv_timeout(SLEEP);
+        }
     }
 
     /// Has the switch that runs stand still, and takes over all that it had.
@@ -315,7 +326,7 @@ impl Handed {
         parts: &mut Parts<'_>,
         is_interrupted: impl FnOnce() -> bool,
     ) -> Result<(), SuccessionError> {
-        Self::prepare_ports(parts.ports)?;
+        Self::prepare_ports(parts.ports);
         let (state, message) = ask::<Final>(&self.channel, Kind::Final)?;
         let mut fds = message.descriptors.into_iter();
         let mut positions = Vec::with_capacity(state.entries.len());

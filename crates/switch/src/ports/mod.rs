@@ -23,6 +23,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use ringferry_control::snapshot::PortSnapshot;
@@ -330,8 +331,8 @@ pub(crate) trait PortControl {
     fn remove(&mut self, cx: &mut Context<'_>);
 }
 
-/// Work for another thread.
-pub(crate) type Task = Box<dyn FnOnce() + Send>;
+/// Work for another thread, which leaves the rest of it undone once it was told that it is enough.
+pub(crate) type Task = Box<dyn FnOnce(&AtomicBool) + Send>;
 
 /// A port whose sockets, taps and connections are open and that no worker serves yet: called with the
 /// context, it gets its number and its workers.

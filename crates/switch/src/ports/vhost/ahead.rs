@@ -8,6 +8,7 @@
 //! a thread that is [not waited for long](crate::handover), as a guest can take its pages away meanwhile.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ringferry_memory::GuestMemory;
 use ringferry_memory::words::{Area, Words};
@@ -23,13 +24,16 @@ const MOST: usize = 8192;
 /// Bytes of a page, as far as it matters here: of a larger one several are asked for together.
 const PAGE: u64 = 4096;
 
-/// Maps these rings of a guest, and the buffers that they tell of.
-pub(super) fn map(memory: &Arc<GuestMemory>, rings: &[Parts<Area>]) {
+/// Maps these rings of a guest, and the buffers that they tell of, until that is `enough`.
+pub(super) fn map(memory: &Arc<GuestMemory>, rings: &[Parts<Area>], enough: &AtomicBool) {
     // Each as often as it is told of: a guest can have a million descriptors tell of the same pages.
     let mut pages = Vec::new();
+    let goes_on = || !enough.load(Ordering::Relaxed);
     for Parts { size, desc, driver, device } in rings {
-        [desc, driver, device].into_iter().for_each(Area::map_ahead);
-        for at in (0..usize::from(*size)).map(|index| index * DESCRIPTOR) {
+        for area in [desc, driver, device].into_iter().filter(|_| goes_on()) {
+            area.map_ahead();
+        }
+        for at in (0..usize::from(*size)).map(|index| index * DESCRIPTOR).take_while(|_| goes_on()) {
             let (addr, len) = (desc.load64(at), u64::from(desc.load32(at + LENGTH)));
             let last = addr.saturating_add(len.saturating_sub(1)) / PAGE;
             pages.extend((addr / PAGE..=last).take(MOST - pages.len()));
@@ -37,10 +41,11 @@ pub(super) fn map(memory: &Arc<GuestMemory>, rings: &[Parts<Area>]) {
     }
     pages.sort_unstable();
     pages.dedup();
-    for run in pages.chunk_by(|page, next| page + 1 == *next) {
-        let area = memory.area(run[0].saturating_mul(PAGE), run.len() * PAGE as usize);
+    for run in pages.chunk_by(|page, next| page + 1 == *next).take_while(|_| goes_on()) {
         // One that is not in one region is of no guest in order, or on the border of two.
-        area.iter().for_each(Area::map_ahead);
+        if let Some(area) = memory.area(run[0].saturating_mul(PAGE), run.len() * PAGE as usize) {
+            area.map_ahead();
+        }
     }
 }
 
@@ -89,7 +94,9 @@ mod tests {
         let area = |at: u64, len| memory.area(page(at), len).unwrap();
         let ring = Parts { size: 8, desc: area(0, 128), driver: area(1, 6), device: area(2, 70) };
         assert_eq!(mapped("ahead"), 0);
-        map(&memory, &[ring]);
+        map(&memory, std::slice::from_ref(&ring), &AtomicBool::new(true));
+        assert_eq!(mapped("ahead"), 0, "it was enough before it began");
+        map(&memory, &[ring], &AtomicBool::new(false));
         let kilobytes = mapped("ahead");
         if kilobytes == 0 {
             eprintln!("skipped: this kernel does not know MADV_POPULATE_READ (Linux 5.14)");

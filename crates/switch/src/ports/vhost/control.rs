@@ -888,7 +888,7 @@ impl PortControl for VhostPort {
     fn ahead(&self) -> Option<Task> {
         let session = self.session.as_ref()?;
         let (memory, rings) = (Arc::clone(session.memory()?), session.parts().collect::<Vec<_>>());
-        Some(Box::new(move || ahead::map(&memory, &rings)))
+        Some(Box::new(move |enough| ahead::map(&memory, &rings, enough)))
     }
 
     fn take_over(&mut self, positions: &Positions, _: &Workers) {
