@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 
 use ringferry_control::ControlServer;
 use ringferry_control::mirror::Mirror;
+use ringferry_sys::closer;
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::socket::{BindError, Listener, Stream};
 use ringferry_sys::systemd::Notifier;
-use ringferry_sys::{closer, process};
 
 use crate::captures::{Captures, FIRST_CAPTURE};
-use crate::config::{Config, PortConfig, PortKind, SwitchConfig};
+use crate::config::{Config, PortConfig, SwitchConfig};
 use crate::drains::Drains;
 use crate::handover::kept::{self, Keeper, Known};
 use crate::handover::{Handed, Outcome, Predecessor, SuccessionError, predecessor, successor};
@@ -612,12 +612,8 @@ impl Switch {
                     microseconds,
                     "the switch ends, as another process has taken over; packets have waited for"
                 );
-                // To unmap the guests' memory takes milliseconds of the processor on which the other process has packets to forward. If it waits for this one's
-                // end, it is to be soon.
-                if !self.config.ports.iter().any(|port| matches!(port.kind, PortKind::XenVif(_))) {
-                    closer::give_way();
-                    process::give_way();
-                }
+                // To unmap the guests' memory takes milliseconds of the processor on which the other process has packets to forward.
+                closer::give_way();
                 let ended = Ended::Replaced(if said.is_none() { pid } else { None });
                 // Its connection tells the successor that nothing of this process is left, so it is closed after everything else.
                 self.predecessor = Some(predecessor);

@@ -115,7 +115,6 @@ const ALWAYS: &[c_long] = &[
     libc::SYS_getgid,
     libc::SYS_getegid,
     libc::SYS_getpriority,
-    libc::SYS_setpriority,
     libc::SYS_sched_yield,
     libc::SYS_sched_getaffinity,
     libc::SYS_sched_setaffinity,
@@ -284,6 +283,9 @@ fn rules(calls: Calls) -> Built<Rules> {
     let names = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_TIMERSLACK, PR_GET_AUXV]
         .map(|what| one(equal(0, what as u64)?));
     rules.insert(libc::SYS_prctl, names.into_iter().collect::<Built<_>>()?);
+    // A thread's own priority.
+    let own = [equal(0, libc::PRIO_PROCESS as u64)?, equal(1, 0)?];
+    rules.insert(libc::SYS_setpriority, vec![SeccompRule::new(own.into())?]);
     // Limits are read, not set.
     let read = SeccompCondition::new(2, Qword, SeccompCmpOp::Eq, 0)?;
     rules.insert(libc::SYS_prlimit64, vec![one(read)?]);
