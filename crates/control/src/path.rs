@@ -65,26 +65,38 @@ fn check_private(directory: &Path) -> io::Result<()> {
     )))
 }
 
-/// Looks whether the process that listens at `path`, one of user `listens`, can be an impostor: anybody can make a socket in `/tmp`, and be asked, told of a
-/// change, or take a switch's place. Root and this process's user are believed everywhere, others in a directory that is not everybody's to write.
+/// Looks whether the process that listens at `path`, one of user `listens`, can be an impostor: anybody can make a socket in `/tmp`, or a directory there that has one, and be asked, told of a
+/// change, or have a successor take over. Root and this process's user are believed everywhere; others where nobody but root, this user and who owns the directories on the way can have put a socket.
 ///
 /// # Errors
 /// It can; the message says what to do.
 pub(crate) fn check_listener(path: &Path, listens: u32) -> io::Result<()> {
-    if listens == 0 || listens == rustix::process::geteuid().as_raw() {
+    let own = rustix::process::geteuid().as_raw();
+    if listens == 0 || listens == own {
         return Ok(());
     }
     let directory =
         path.parent().filter(|directory| *directory != Path::new("")).unwrap_or_else(|| Path::new("."));
-    if std::fs::metadata(directory)?.mode() & EVERYBODY_WRITES == 0 {
-        return Ok(());
+    let directory = directory.canonicalize()?;
+    let mut child = std::fs::symlink_metadata(path)?;
+    for parent in directory.ancestors() {
+        let found = std::fs::metadata(parent)?;
+        // In a sticky one nobody puts something of his in the place of another's.
+        let kept = found.mode() & STICKY != 0 && [0, own].contains(&child.uid());
+        if found.mode() & EVERYBODY_WRITES != 0 && !kept {
+            return Err(io::Error::other(format!(
+                "user {listens} listens there, and {} is everybody's to write, so it may not be the switch: \
+                 ask as that user (sudo -u '#{listens}'), or have the switch listen in a directory of its own",
+                parent.display()
+            )));
+        }
+        child = found;
     }
-    Err(io::Error::other(format!(
-        "user {listens} listens there, and {} is everybody's to write, so it may not be the switch: \
-         ask as that user (sudo -u '#{listens}'), or have the switch listen in a directory of its own",
-        directory.display()
-    )))
+    Ok(())
 }
+
+/// Of the mode of a directory: files in it are their owners' to remove.
+const STICKY: u32 = 0o1000;
 
 /// Of the mode of a directory: everybody may make files in it.
 const EVERYBODY_WRITES: u32 = 0o002;
@@ -118,13 +130,17 @@ mod tests {
 
     #[test]
     fn a_stranger_is_believed_only_where_not_everybody_may_listen() {
+        // In /tmp, of which the sticky bit keeps this directory this user's.
         let place = tempfile::tempdir().unwrap();
         let (path, own) = (place.path().join("control"), rustix::process::geteuid().as_raw());
+        std::fs::write(&path, "").unwrap();
         let stranger = own + 1;
         for (mode, users, is_believed) in [
             (0o755, [0, own, stranger], [true; 3]),
             (0o775, [0, own, stranger], [true; 3]),
-            (0o1777, [0, own, stranger], [true, true, false]),
+            // The file is this user's.
+            (0o1777, [0, own, stranger], [true; 3]),
+            (0o777, [0, own, stranger], [true, true, false]),
         ] {
             std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(mode)).unwrap();
             assert_eq!(users.map(|user| check_listener(&path, user).is_ok()), is_believed, "{mode:o}");
@@ -132,6 +148,18 @@ mod tests {
         let error = check_listener(&path, stranger).unwrap_err().to_string();
         assert!(error.contains(&format!("sudo -u '#{stranger}'")), "{error}");
         check_listener(Path::new("/nowhere/control"), stranger).unwrap_err();
+        if own != 0 {
+            eprintln!("skipped in part: only root can make a directory that is another user's");
+            return;
+        }
+        // A stranger's directory, in one where everybody may have made it.
+        std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o1777)).unwrap();
+        let theirs = place.path().join("theirs");
+        std::fs::create_dir(&theirs).unwrap();
+        std::fs::write(theirs.join("control"), "").unwrap();
+        check_listener(&theirs.join("control"), stranger).unwrap();
+        std::os::unix::fs::chown(&theirs, Some(stranger), None).unwrap_or_else(|error| panic!("{error}"));
+        check_listener(&theirs.join("control"), stranger).unwrap_err();
     }
 
     #[test]
