@@ -4,7 +4,7 @@
 //! [`Handoff::mesh`] makes the ends of all workers before their threads start; each worker owns one
 //! [`Handoff`], which only its thread calls. From every worker to every other lead three single-producer,
 //! single-consumer rings: frames, addresses that were learned (news), and the empty buffers that come back.
-//! Nothing is locked and, once buffers have their size, nothing allocated. A frame is copied into a buffer
+//! Nothing is locked and, once buffers have their size, nothing allocated, unless more than [`BYTES`] are under way to several workers. A frame is copied into a buffer
 //! here, and from there to its receiver: its sender's memory is given back without waiting for another
 //! worker. (A worker that owns a queue of the receiver uses that one, so that frames are handed off only
 //! where they must be.)
@@ -17,7 +17,8 @@
 //! their own, so that a guest that makes up addresses takes no place from a frame.
 //!
 //! **Bytes** are shared out as places are ([`BYTES`]): a frame of 64 KiB is the work of a hundred small ones, and a ring full of them fits into no cache. Who has
-//! its share of them under way waits, as for places; no frame is dropped for them as long as the other worker comes back.
+//! its share of them under way waits, as for places. Frames are dropped for them where twice as much is under way: when the other worker does not come back, and of what
+//! does not wait here, copies of a flood and frames that were put off, or when many ports begin with frames of 64 KiB at once.
 //!
 //! **Back-pressure.** A worker that does not run for some milliseconds, as the machine has more to do than processors, is soon a whole ring behind. Whoever
 //! has its share under way is not asked for more until something comes back ([`Handoff::room`]), so its frames wait in its own ring, where there is
@@ -111,25 +112,17 @@ impl<M: Primitives> Doorbell<M> {
 }
 
 /// Frames that are under way.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct UnderWay {
     frames: u32,
     bytes: u32,
-    /// Length of the largest frame of late.
-    largest: u32,
 }
 
 impl UnderWay {
-    /// Nothing, and of nobody knows how large frames: a burst of the largest is not expected, nor one of small ones.
-    const NONE: UnderWay = UnderWay { frames: 0, bytes: 0, largest: 16 << 10 };
-
     #[inline]
     fn add(&mut self, len: usize) {
-        let len = len as u32;
         self.frames += 1;
-        self.bytes += len;
-        // The next burst is taken to be of frames as large as the largest of the last dozens.
-        self.largest = len.max(self.largest - self.largest / 64);
+        self.bytes += len as u32;
     }
 
     #[inline]
@@ -139,7 +132,26 @@ impl UnderWay {
     }
 }
 
-/// Empty buffers that are not in use, of [`BYTES`] together at most.
+/// What a port sends to another worker.
+#[derive(Clone, Copy, Debug)]
+struct Flow {
+    under_way: UnderWay,
+    /// Length of the largest frame of the last dozens, as which those of the next burst are taken to be.
+    largest: u32,
+}
+
+impl Flow {
+    /// Of a port that has sent nothing: neither frames of the largest are expected nor small ones.
+    const NEW: Flow = Flow { under_way: UnderWay { frames: 0, bytes: 0 }, largest: 16 << 10 };
+
+    #[inline]
+    fn add(&mut self, len: usize) {
+        self.under_way.add(len);
+        self.largest = (len as u32).max(self.largest - self.largest / 64);
+    }
+}
+
+/// Empty buffers that are not in use, of [`BYTES`] together and one more at most. What comes back beyond that, from several workers, is given to the allocator.
 #[derive(Debug, Default)]
 struct Spare {
     buffers: Vec<Vec<u8>>,
@@ -175,15 +187,15 @@ struct Out<M: Primitives> {
     dirty: bool,
     /// What is under way, of all ports together and of each port.
     under_way: UnderWay,
-    of_port: Vec<UnderWay>,
+    of_port: Vec<Flow>,
     /// Since when nothing has come back although some port has waited for it, in microseconds.
     silent_since: Option<u64>,
 }
 
 impl<M: Primitives> Out<M> {
     #[inline]
-    fn own(&self, port: PortId) -> UnderWay {
-        self.of_port.get(usize::from(port.0)).copied().unwrap_or(UnderWay::NONE)
+    fn flow(&self, port: PortId) -> Flow {
+        self.of_port.get(usize::from(port.0)).copied().unwrap_or(Flow::NEW)
     }
 
     /// Places that are free for ports that have more than [`LITTLE`] under way.
@@ -195,7 +207,7 @@ impl<M: Primitives> Out<M> {
     /// Returns true if `port` has its share of places under way, or of bytes far more than anybody is let have while the other worker comes back.
     #[inline]
     fn is_full_for(&self, port: PortId) -> bool {
-        let own = self.own(port);
+        let own = self.flow(port).under_way;
         let frames = own.frames as usize;
         frames >= SHARE * self.free() && (frames >= LITTLE || self.under_way.frames as usize >= M::DEPTH)
             || self.under_way.bytes as usize >= 2 * BYTES && own.bytes as usize >= LITTLE_BYTES
@@ -204,24 +216,26 @@ impl<M: Primitives> Out<M> {
     /// Returns how many more frames `port` may have under way, up to `max`, if all of them are sent at once.
     #[inline]
     fn room(&self, port: PortId, max: usize) -> usize {
-        let own = self.own(port);
-        let frames = own.frames as usize;
+        let flow = self.flow(port);
+        let frames = flow.under_way.frames as usize;
         let share = (SHARE * self.free()).saturating_sub(frames) / (SHARE + 1);
         let left = M::DEPTH.saturating_sub(self.under_way.frames as usize);
         let places = share.max(LITTLE.saturating_sub(frames).min(left));
-        max.min(places).min(self.fitting(own, max))
+        max.min(places).min(self.fitting(flow, max))
     }
 
-    /// Returns how many frames, up to `max`, as large as the largest of late, fit into the share of bytes of a port that has `own` under way.
+    /// Returns how many frames, up to `max`, as large as the largest of late, fit into the share of bytes of a port; of one that has nothing under way [`LITTLE`] always do.
     #[inline]
-    fn fitting(&self, own: UnderWay, max: usize) -> usize {
-        let bytes = own.bytes as usize;
+    fn fitting(&self, Flow { under_way, largest }: Flow, max: usize) -> usize {
+        let (bytes, largest) = (under_way.bytes as usize, largest as usize);
         let free = BYTES.saturating_sub(self.under_way.bytes as usize);
         let share = (SHARE * free).saturating_sub(bytes) / (SHARE + 1);
         let left = share.max(LITTLE_BYTES.saturating_sub(bytes));
-        let largest = own.largest as usize;
         // Hardly ever is there need to divide.
-        if left >= max * largest { max } else { left.div_ceil(largest) }
+        if left >= max * largest {
+            return max;
+        }
+        left.div_ceil(largest).max(if bytes == 0 { LITTLE } else { 0 })
     }
 
     /// Takes back the buffers that have returned.
@@ -229,7 +243,7 @@ impl<M: Primitives> Out<M> {
         while let Some((port, buffer)) = self.empty.pop() {
             self.silent_since = None;
             self.under_way.take(buffer.len());
-            self.of_port[usize::from(port.0)].take(buffer.len());
+            self.of_port[usize::from(port.0)].under_way.take(buffer.len());
             spare.put(buffer);
         }
     }
@@ -251,7 +265,7 @@ impl<M: Primitives> Out<M> {
     fn count(&mut self, port: PortId, len: usize) {
         let at = usize::from(port.0);
         if self.of_port.len() <= at {
-            self.of_port.resize(at + 1, UnderWay::NONE);
+            self.of_port.resize(at + 1, Flow::NEW);
         }
         self.of_port[at].add(len);
         self.under_way.add(len);
@@ -316,7 +330,7 @@ impl<M: Primitives> Handoff<M> {
                     empty,
                     doorbell,
                     dirty: false,
-                    under_way: UnderWay::NONE,
+                    under_way: UnderWay::default(),
                     of_port: Vec::new(),
                     silent_since: None,
                 });
