@@ -288,7 +288,15 @@ impl BackendDriver {
     /// The connection to the store failed.
     pub fn connected(&mut self, id: VifId) -> Result<(), StoreError> {
         let Some(entry) = self.vifs.get(&id) else { return Ok(()) };
-        entry.vif.connected(&mut self.store)
+        match entry.vif.connected(&mut self.store) {
+            // A quota, or a store that is too busy, is that interface's affair: it is looked at again.
+            Err(error) if !error.is_fatal() => {
+                tracing::debug!("{id}: {error}");
+                self.enqueue(id);
+                Ok(())
+            }
+            result => result,
+        }
     }
 
     /// Reports that nothing of the front end's is mapped any more: after [`BackEvent::Disconnect`],
