@@ -20,6 +20,7 @@ use ringferry_sys::socket::{Listener, Stream};
 use ringferry_sys::{netif, program as programs};
 use ringferry_vhost_user::message::{FLAG_REPLY, Request, VERSION};
 use ringferry_virtio_net::Features;
+use rustix::fs::FallocateFlags;
 use rustix::process::Signal;
 
 use crate::hostile::spring;
@@ -173,6 +174,40 @@ fn a_switch_is_replaced_under_load_packed_in_order() {
 }
 
 /// A front end that is in the middle of its messages is answered by the successor.
+/// The process that takes over touches its memory before, and is not held up for long; nor is anybody else.
+#[test]
+fn a_guest_whose_pages_are_taken_away_meanwhile_holds_up_no_replacement() {
+    let place = Place::new();
+    let mut switch = place.start(&mut place.run(&["a", "b", "hostile"]), Vec::new());
+    let [mut a, mut b] =
+        [("a", 1), ("b", 2)].map(|(port, number)| switch.plug(port, number, Options::default()));
+    acquaint(&mut [&mut a, &mut b]);
+    let hostile = switch.plug("hostile", 3, Options::default());
+    let (file, size) = (hostile.arena.fd().try_clone_to_owned().unwrap(), hostile.arena.region().size);
+    let over = AtomicBool::new(false);
+    let mut flows = <[Flow; 2]>::default();
+    let switch = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            while !over.load(Ordering::Relaxed) {
+                for flags in [FallocateFlags::empty(), hole] {
+                    rustix::fs::fallocate(&file, flags, 0, size).unwrap();
+                }
+            }
+        });
+        for _ in 0..3 {
+            switch = replaced(&place, switch, |done| stream(&mut a, &mut b, &mut flows, done));
+        }
+        over.store(true, Ordering::Relaxed);
+        switch
+    });
+    for port in ["a", "b"] {
+        let port = switch.port(port);
+        assert_eq!((port.counters["connections"], port.drops.values().sum::<u64>()), (1, 0));
+    }
+    switch.stop();
+}
+
 #[test]
 fn half_a_message_is_completed_in_the_other_process() {
     let place = Place::new();
