@@ -18,8 +18,9 @@ use ringferry_ring::Parts;
 const DESCRIPTOR: usize = 16;
 const LENGTH: usize = 8;
 
-/// Pages of a guest's buffers that are mapped at most: those of 16 pairs with rings of the usual size.
-const MOST: usize = 8192;
+/// Pages of a guest's buffers that are mapped at most: those of four pairs with rings of the usual size, and no more than 8 MiB of memory that a guest has posted and
+/// not touched, which is made. (Which pages are there mincore(2) tells, which systemd's filters for services kill a process for.)
+const MOST: usize = 2048;
 
 /// Bytes of a page, as far as it matters here: of a larger one several are asked for together.
 const PAGE: u64 = 4096;
