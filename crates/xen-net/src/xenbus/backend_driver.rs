@@ -129,6 +129,8 @@ pub struct BackendDriver {
 struct Entry {
     vif: Vif,
     watch: u64,
+    /// Its front end could not be told that it is served.
+    failed: bool,
 }
 
 /// Token of the watch on all our nodes.
@@ -239,6 +241,11 @@ impl BackendDriver {
             return Ok(None);
         }
         let Some(entry) = self.vifs.get_mut(&id) else { return Ok(None) };
+        if std::mem::take(&mut entry.failed)
+            && let Some(event) = entry.vif.failed()
+        {
+            return Ok(Some(event));
+        }
         let event = match entry.vif.advance(&mut self.store, &*self.domain, &self.config) {
             Err(error) if !error.is_fatal() => {
                 tracing::debug!("{id}: {error}");
@@ -270,12 +277,12 @@ impl BackendDriver {
         self.next_watch += 1;
         self.store.watch(&vif.watch_path(), watch)?;
         self.watches.insert(watch, id);
-        self.vifs.insert(id, Entry { vif, watch });
+        self.vifs.insert(id, Entry { vif, watch, failed: false });
         Ok(true)
     }
 
     fn forget(&mut self, id: VifId) -> Result<(), StoreError> {
-        if let Some(Entry { vif, watch }) = self.vifs.remove(&id) {
+        if let Some(Entry { vif, watch, .. }) = self.vifs.remove(&id) {
             self.watches.remove(&watch);
             self.store.unwatch(&vif.watch_path(), watch)?;
         }
@@ -287,11 +294,12 @@ impl BackendDriver {
     /// # Errors
     /// The connection to the store failed.
     pub fn connected(&mut self, id: VifId) -> Result<(), StoreError> {
-        let Some(entry) = self.vifs.get(&id) else { return Ok(()) };
+        let Some(entry) = self.vifs.get_mut(&id) else { return Ok(()) };
         match entry.vif.connected(&mut self.store) {
-            // A quota, or a store that is too busy, is that interface's affair: it is looked at again.
+            // A quota, or a store that is too busy, is that interface's affair: its front end, which was not told, is disconnected by the next poll.
             Err(error) if !error.is_fatal() => {
                 tracing::debug!("{id}: {error}");
+                entry.failed = true;
                 self.enqueue(id);
                 Ok(())
             }
