@@ -141,7 +141,7 @@ impl Shared {
 
     /// Closes until there is nothing left and the last clone was dropped.
     fn run(&self) {
-        let mut state = self.lock();
+        let (mut state, mut gives_way) = (self.lock(), false);
         loop {
             state.closing = false;
             let Some(thing) = state.queue.pop_front() else {
@@ -153,7 +153,7 @@ impl Shared {
             };
             state.closing = true;
             drop(state);
-            if LEAVES.load(Ordering::Relaxed) {
+            if LEAVES.load(Ordering::Relaxed) && !std::mem::replace(&mut gives_way, true) {
                 crate::process::give_way();
             }
             drop(thing);

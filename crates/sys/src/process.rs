@@ -166,7 +166,7 @@ pub fn has_net_admin() -> bool {
 
 /// Has the calling thread, and those that it starts from now on, leave the processor to others (setpriority(2)): they get a tenth of what one of them gets.
 /// There is no way back without a privilege.
-pub fn give_way() {
+pub(crate) fn give_way() {
     // Whoever has given way further stays there.
     let _ = rustix::process::getpriority_process(None)
         .and_then(|now| rustix::process::setpriority_process(None, now.max(LEAVING)));

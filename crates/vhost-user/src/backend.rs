@@ -570,10 +570,8 @@ impl Session {
 
     /// Returns where the rings lie that are described and lie in the guest's memory.
     pub fn parts(&self) -> impl Iterator<Item = Parts<Area>> {
-        let packed = self.packed().unwrap_or(false);
-        let rings =
-            self.memory().into_iter().flat_map(|memory| self.rings.iter().map(move |ring| (memory, ring)));
-        rings.filter_map(move |(memory, ring)| ring.geometry.resolve(memory, packed).ok().flatten())
+        let (memory, packed) = (self.memory(), self.packed().unwrap_or(false));
+        self.rings.iter().filter_map(move |ring| ring.geometry.resolve(memory?, packed).ok().flatten())
     }
 
     /// Tells the front end that the [configuration space](Device::config) has changed. Returns false if it takes no such messages (it has not
