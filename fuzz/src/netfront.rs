@@ -113,6 +113,9 @@ struct Subject {
     /// the receive ring.
     next: [u32; 3],
     taken: u32,
+    /// Index up to which the front end has seen responses of the receive ring. It looks again when it has taken those: in
+    /// between the back end may have gone back, unseen.
+    seen: u32,
     kept: Vec<Chain>,
     sent: usize,
     reclaimed: usize,
@@ -177,6 +180,7 @@ impl Subject {
             requests: 0,
             next: [0; 3],
             taken: 0,
+            seen: 0,
             kept: Vec::new(),
             sent: 0,
             reclaimed: 0,
@@ -227,7 +231,10 @@ impl Subject {
             Step::Receive { max } => self.receive(usize::from(max & 0x7f), max >> 7 != 0),
             Step::Release {} => self.release(),
             Step::Refill {} => self.refill(),
-            Step::Arm {} => drop(self.pair.arm()),
+            Step::Arm {} => {
+                self.look();
+                let _ = self.pair.arm();
+            }
             Step::Announce {} => self.statics.announce().expect("a channel"),
             Step::Look {} => self.statics.poll().expect("a channel"),
         }
@@ -281,11 +288,11 @@ impl Subject {
 
     /// Receives packets, and compares them with the ring.
     fn receive(&mut self, max: usize, keep: bool) {
-        let shown = self.word(1, RSP_PROD).wrapping_sub(self.taken);
-        let mut at = self.taken;
         let mut expected = Vec::new();
-        while at != self.taken.wrapping_add(shown) && expected.len() < max {
-            let Some(packet) = self.packet(&mut at, self.taken.wrapping_add(shown)) else { break };
+        while expected.len() < max && self.look() {
+            let mut at = self.taken;
+            let Some(packet) = self.packet(&mut at, self.seen) else { break };
+            self.taken = at;
             expected.push(packet);
         }
         let Self { pair: Pair { pools, receive, .. }, kept, .. } = self;
@@ -307,7 +314,6 @@ impl Subject {
             assert!(frames.len() <= SLOTS as usize);
             return;
         }
-        self.taken = at;
         assert_eq!(count, expected.len(), "packets");
         let mut frames = frames.into_iter().peekable();
         for Expected { bytes, open, bad } in expected {
@@ -319,6 +325,14 @@ impl Subject {
             }
         }
         assert!(frames.next().is_none(), "a frame that nobody wrote");
+    }
+
+    /// Looks for responses as the front end does; returns true if there are any.
+    fn look(&mut self) -> bool {
+        if self.seen == self.taken {
+            self.seen = self.word(1, RSP_PROD);
+        }
+        self.seen != self.taken
     }
 
     /// Returns the packet at `at`, read once more and naively; `None` if it breaks a rule.

@@ -25,8 +25,8 @@ pub const ROOM: usize = 256;
 /// This process is about to end.
 static LEAVES: AtomicBool = AtomicBool::new(false);
 
-/// Has all closers [give way](crate::process::give_way), as this process is about to end. One that is to go on must not do so: who unmaps memory holds locks of the process's
-/// mappings, and with a tenth of a processor for ten times as long.
+/// Has all closers give way to other processes (by a nice value of 10), as this process is about to end. One that is to go on
+/// must not do so: who unmaps memory holds locks of the process's mappings, and with a tenth of a processor for ten times as long.
 pub fn give_way() {
     LEAVES.store(true, Ordering::Relaxed);
 }

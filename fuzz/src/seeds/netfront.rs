@@ -100,6 +100,16 @@ pub(super) fn seeds() -> Vec<Seed> {
         vec![REFILL, Step::Send { len: 60, kind: 0 }, Step::FlushSent {}, Step::Show { ring, more }]
     };
     seed("index_received", &[jump(1, 33), vec![RECEIVE]], 0, 0, true);
+    // Two responses were seen and one taken: that there is one less is noticed when the front end looks again.
+    let one = Step::Receive { max: 1 };
+    let back = Step::Write { at: 4096 + 8, value: 1 };
+    seed(
+        "index_back",
+        &[vec![REFILL, fill(60, 0), fill(1514, 0), show(1), one, back, one, RECEIVE]],
+        2,
+        2,
+        true,
+    );
     seed("index_sent", &[jump(0, 2), vec![Step::Reclaim {}]], 0, 0, true);
     let send = |kind| vec![Step::Send { len: 5000, kind }, Step::Send { len: 60, kind }, Step::FlushSent {}];
     let back = vec![Step::AnswerAll { count: 255 }, show(0), Step::Arm {}, Step::Reclaim {}];
