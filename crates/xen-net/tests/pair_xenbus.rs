@@ -3,12 +3,14 @@
 
 mod pair_support;
 
+use std::time::{Duration, Instant};
+
 use pair_support::*;
 use ringferry_xen::domain::{DomId, EventPort};
-use ringferry_xen::store::{Nodes, path};
+use ringferry_xen::store::{NodeAccess, Nodes, Permission, path};
 use ringferry_xen_net::offload::Accepts;
 use ringferry_xen_net::xenbus::rings::{Ports, RingNodes};
-use ringferry_xen_net::xenbus::{BackConfig, FrontConfig, Refusal, State, VifId};
+use ringferry_xen_net::xenbus::{BackConfig, BackEvent, FrontConfig, Polled, Refusal, State, VifId};
 use ringferry_xen_sim::fake::Op;
 
 const CONNECTED: (Option<State>, Option<State>) = (Some(State::Connected), Some(State::Connected));
@@ -352,6 +354,47 @@ fn a_failure_while_connecting_leaves_nothing_behind() {
             machine.fake.assert_nothing_left();
         }
     }
+}
+
+#[test]
+fn a_front_end_that_cannot_be_told_that_it_is_served_is_disconnected_and_no_other() {
+    let (mut machine, mut both) = machine(front_config(), BackConfig::default());
+    let mut plugs = both.plugs.take().unwrap();
+    let state = path::join(&nodes(ID).0, "state");
+    let may = |access| {
+        [(DomId(0), NodeAccess::None), (BACK, access), (FRONT, NodeAccess::Read)]
+            .map(|(id, access)| Permission::new(id, access))
+    };
+    let deadline = Instant::now() + PATIENCE;
+    let mut served = None;
+    // The store takes nothing any more where the back end says how far it is.
+    loop {
+        assert!(Instant::now() < deadline, "no disconnection: {both:?}");
+        both.step();
+        match plugs.poll().unwrap() {
+            Polled::Vif(id, BackEvent::Connect(connection)) => {
+                served = Some(connection);
+                machine.tools.set_permissions(&state, &may(NodeAccess::Read)).unwrap();
+                plugs.connected(id).unwrap();
+                machine.tools.set_permissions(&state, &may(NodeAccess::Both)).unwrap();
+            }
+            Polled::Vif(id, BackEvent::Disconnect) => {
+                assert!(served.take().is_some(), "disconnected before it was served");
+                plugs.disconnected(id);
+                break;
+            }
+            _ => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+    both.plugs = Some(plugs);
+    both.until("an end", |both| both.closed == [0]);
+    machine.fake.assert_nothing_left();
+    // Others are served by the same driver.
+    let other = VifId { front: DomId(6), device: 3 };
+    machine.plug(other);
+    both.front = Some(machine.front(other, front_config()));
+    both.connect();
+    end(&machine, both);
 }
 
 #[test]

@@ -22,7 +22,7 @@ use ringferry_xen_sim::fake::Fake;
 use ringferry_xen_sim::store::{Limits, Running, Server};
 
 /// Longest wait of a test for an event that must come.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The domain of all back ends, and the first of those with front ends.
 pub const BACK: DomId = DomId(2);
