@@ -143,8 +143,8 @@ drop_reasons! {
     /// The port has `max_macs` addresses already and this frame has another one, or one that is fixed to
     /// another port (`static_macs`).
     MacLimit = "mac-limit" at Sender,
-        "Raise `max_macs`, if the port has it and the guest bridges; otherwise it floods addresses, or \
-         pretends to be another guest, and the rule does what it is for.",
+        "If the port has `max_macs`, and its guest bridges, raise it. Else the guest floods addresses, or uses one \
+         that `static_macs` has fixed to another port (`ringferry ctl fdb`), and the rule does what it is for.",
     /// The port sent more broadcast, multicast and unknown-destination frames than `storm` allows.
     Storm = "storm" at Sender,
         "Look for a loop (two paths between the same networks) or a scan; `ctl link` takes a port down that \

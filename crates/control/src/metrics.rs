@@ -67,7 +67,7 @@ impl Kind {
 }
 
 /// Counters of a port that have a name and a help here; what a later switch counts besides has its name and a plain help.
-const PORT_COUNTERS: [(&str, &str); 30] = [
+const PORT_COUNTERS: [(&str, &str); 31] = [
     (
         "rx_packets",
         "Frames that the switch has received from the port, which its guest has sent, with those dropped afterwards.",
@@ -81,6 +81,10 @@ const PORT_COUNTERS: [(&str, &str); 30] = [
     (
         "rx_in_place",
         "Frames that the kernel has written from a tap straight into the buffers of their receiver.",
+    ),
+    (
+        "rx_flooded",
+        "Frames from the port that went to every port of their VLAN that may have them: broadcast, groups, and addresses that are not known.",
     ),
     ("rx_bursts", "Bursts in which the switch has taken frames from the guest of the port."),
     ("tx_bursts", "Bursts with frames for the guest of the port, delivered or not."),

@@ -134,10 +134,17 @@ pub fn all_to_text(all: &[Diagnosis]) -> String {
         let _ = writeln!(text, "\n{port}: {} [{}]{more}", finding.text, finding.effect.words());
     }
     let well = all.len() - listed.len() - waiting.len();
-    let _ = writeln!(text, "\nNothing that stops, drops or slows down packets was found at {well} ports.");
+    let nothing = "Nothing that stops, drops or slows down packets was found";
+    let _ = match well {
+        0 if listed.is_empty() => writeln!(text),
+        0 => writeln!(text, "\n{nothing} at other ports."),
+        1 => writeln!(text, "\n{nothing} at 1 port."),
+        _ => writeln!(text, "\n{nothing} at {well} ports."),
+    };
     if !waiting.is_empty() {
         let named = if waiting.len() <= FEW { format!(": {}", waiting.join(", ")) } else { String::new() };
-        let _ = writeln!(text, "{} wait for their guests{named}.", waiting.len());
+        let wait = if waiting.len() == 1 { "waits for its guest" } else { "wait for their guests" };
+        let _ = writeln!(text, "{} {wait}{named}.", waiting.len());
     }
     if !listed.is_empty() {
         text += "`ringferry ctl why PORT` says more of one, and what to do.\n";
@@ -229,8 +236,8 @@ vm3: It is stuck. [nothing passes]
 
 vm1: It is lossy. [packets are lost], and 1 more
 
-Nothing that stops, drops or slows down packets was found at 1 ports.
-1 wait for their guests: vm2.
+Nothing that stops, drops or slows down packets was found at 1 port.
+1 waits for its guest: vm2.
 `ringferry ctl why PORT` says more of one, and what to do.
 ";
         assert_eq!(all_to_text(&all), expected);

@@ -8,9 +8,9 @@ use proptest::prelude::*;
 use ringferry_control::channels::{Channels, QueueSteering, Stats, Steering};
 use ringferry_control::explain::{Checksums, Cost, Explanation, Protocol, Segments, Traffic, Way};
 use ringferry_control::snapshot::{
-    CaptureSnapshot, FdbEntry, FdbLost, FdbRestless, FdbSnapshot, GrantSnapshot, Negotiated, PairSnapshot,
-    PortSnapshot, PortState, QueueRole, QueueSnapshot, Rates, SessionEnd, Snapshot, StallSnapshot,
-    VifFeatures, WorkerLoad, WorkerSnapshot,
+    CaptureSnapshot, FdbEntry, FdbLost, FdbRestless, FdbSnapshot, FrontEnd, GrantSnapshot, Negotiated,
+    PairSnapshot, PortSnapshot, PortState, QueueRole, QueueSnapshot, Rates, SessionEnd, Snapshot,
+    StallSnapshot, VifFeatures, WorkerLoad, WorkerSnapshot,
 };
 use ringferry_control::{
     Answer, GuestSnapshot, Holds, Kept, PortAction, PortChange, PortRules, Reload, ReloadStep, Request,
@@ -176,6 +176,12 @@ fn port() -> impl Strategy<Value = PortSnapshot> {
                     .is_multiple_of(3)
                     .then(|| SessionEnd { why: "it lies".to_owned(), seconds: mtu.into() }),
                 stopped_seconds: mtu.is_multiple_of(5).then_some(mtu.into()),
+                front_end: mtu.is_multiple_of(7).then(|| FrontEnd {
+                    pid: mtu.is_multiple_of(2).then_some(mtu.into()),
+                    user: mtu.into(),
+                    heard: mtu.is_multiple_of(3),
+                    mapped_bytes: mtu.into(),
+                }),
                 rates,
             }
         })

@@ -44,7 +44,7 @@ impl fmt::Display for Kept {
 }
 
 /// A number of bytes in the unit that configuration keys have; in bytes, where that says more.
-struct Gib(u64);
+pub struct Gib(pub u64);
 
 impl fmt::Display for Gib {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

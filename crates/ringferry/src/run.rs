@@ -15,6 +15,7 @@ use crate::run_args::{OnOff, RunArgs};
 use crate::{log, sandbox};
 use ringferry_sys::ready::{Ready, ReadyError};
 
+pub(crate) mod check;
 mod replace;
 
 /// Open files wanted: 256 ports, each with a socket, some memory files in flight and two or three
@@ -83,21 +84,7 @@ pub fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
         return Ok(());
     }
     if args.check {
-        let config = args.config()?;
-        let (ports, missing) = (config.ports.len(), config.missing());
-        if !missing.names.is_empty() {
-            return Err(Error::Missing(missing.names.join("\n")));
-        }
-        for note in missing.directories {
-            let _ = writeln!(io::stderr(), "{note}: a switch that is started finds it, or does not start");
-        }
-        // A reader that has gone needs no answer.
-        let _ = writeln!(
-            io::stdout(),
-            "the configuration is valid; it has {ports} port{}",
-            if ports == 1 { "" } else { "s" }
-        );
-        return Ok(());
+        return check::check(args);
     }
     if args.replace {
         return replace::run(args, limited);

@@ -95,6 +95,10 @@ pub struct RunArgs {
     #[arg(long)]
     pub check: bool,
 
+    /// With --check: print what was found as JSON.
+    #[arg(long, requires = "check")]
+    pub json: bool,
+
     /// Makes the switch give up its privileges once its ports are open: capabilities, files (Landlock), system calls (seccomp), and
     /// core dumps. Off is for debuggers, and for a kernel or container in which it gets in the way.
     #[arg(long, value_name = "on|off", value_enum, default_value_t, hide_possible_values = true)]

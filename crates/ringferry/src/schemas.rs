@@ -22,6 +22,7 @@ schemas! {
     "capture", "ringferry capture": crate::capture::Summary;
     "capture-list", "ringferry capture --list": Vec<String>;
     "channels", "ringferry ctl channels": control::channels::Channels;
+    "check", "ringferry run --check": crate::run::check::Checked;
     "demo", "ringferry demo": crate::demo::report::Document;
     "error", "errors of ringferry ctl, ringferry top and ringferry capture": crate::error_report::ErrorReport;
     "explain", "ringferry ctl explain": control::explain::Explanation;

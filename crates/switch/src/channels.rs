@@ -166,6 +166,7 @@ mod tests {
             another_waits: false,
             ended: None,
             stopped_seconds: None,
+            front_end: None,
         }
     }
 

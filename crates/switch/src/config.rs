@@ -33,6 +33,7 @@ mod edit;
 mod file;
 mod help;
 mod host;
+mod oddities;
 mod parse;
 mod reference;
 mod rules;

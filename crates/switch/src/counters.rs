@@ -113,6 +113,8 @@ port_counters! {
     rx_bytes,
     /// Frames received from the port that the kernel wrote straight into their receiver's buffers (taps only).
     rx_in_place,
+    /// Frames received from the port that went to every port of their VLAN that may have them: broadcast, groups, and addresses that are not known.
+    rx_flooded,
     /// Bursts in which those frames were taken.
     rx_bursts,
     /// Times a queue of the port had to wait as the port had sent as much as its `rate_in` allows.

@@ -33,7 +33,7 @@ use ringferry_memory::{DirtyLog, GuestMemory, MapBudget, MapError, MemoryError, 
 use ringferry_ring::Parts;
 use ringferry_sys::closer::{Closer, Deferred};
 use ringferry_sys::eventfd::EventFd;
-use ringferry_sys::socket::Stream;
+use ringferry_sys::socket::{PeerCredentials, Stream};
 use zerocopy::IntoBytes;
 
 pub use handover::{
@@ -524,6 +524,14 @@ impl Session {
             dev.memory_changed(None);
             drop(memory); // the device has let go of it, so that it is unmapped here, by the closer
         }
+    }
+
+    /// Returns who is at the other end.
+    ///
+    /// # Errors
+    /// None that the front end can cause.
+    pub fn peer_credentials(&self) -> io::Result<PeerCredentials> {
+        self.wire.stream().peer_credentials()
     }
 
     /// Returns the virtio features that were negotiated; `None` before `SET_FEATURES`.

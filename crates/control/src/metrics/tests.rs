@@ -47,6 +47,7 @@ fn port(name: &str) -> PortSnapshot {
         another_waits: false,
         ended: None,
         stopped_seconds: None,
+        front_end: None,
     }
 }
 

@@ -50,6 +50,31 @@ pub struct PortSnapshot {
     pub ended: Option<SessionEnd>,
     /// Seconds since the front end that is connected has stopped its rings. Absent if one of them runs, or none ever did.
     pub stopped_seconds: Option<u64>,
+    /// Who is connected to the socket of the port.
+    pub front_end: Option<FrontEnd>,
+}
+
+/// The process at the other end of a port's socket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct FrontEnd {
+    /// Number of the process that made the connection, as the switch sees it. Absent if it is in a PID namespace that is not visible to the switch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// The user id that it had then.
+    pub user: u32,
+    /// Whether it has sent a message.
+    pub heard: bool,
+    /// Bytes of its memory that are mapped: what `port_memory_gib` bounds.
+    pub mapped_bytes: u64,
+}
+
+impl FrontEnd {
+    /// Who it is, for people.
+    pub fn to_text(&self) -> String {
+        let pid = self.pid.map_or_else(|| "of another PID namespace".to_owned(), |pid| pid.to_string());
+        format!("process {pid} of user {}", self.user)
+    }
 }
 
 /// A connection that the switch has ended.
@@ -202,13 +227,16 @@ struct Json {
     /// Seconds since the front end that is connected has stopped its rings. Absent if one of them runs, or none ever did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     stopped_seconds: Option<u64>,
+    /// Who is connected to the socket of the port.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    front_end: Option<FrontEnd>,
 }
 
 impl From<PortSnapshot> for Json {
     fn from(port: PortSnapshot) -> Json {
         let PortSnapshot { name, negotiated, state, fault, peer, mtu, mac, queues, counters, drops, .. } =
             port;
-        let PortSnapshot { rules, pairs, rates, another_waits, ended, stopped_seconds, .. } = port;
+        let PortSnapshot { rules, pairs, rates, another_waits, ended, stopped_seconds, front_end, .. } = port;
         Json {
             name,
             kind: negotiated.kind().to_owned(),
@@ -227,6 +255,7 @@ impl From<PortSnapshot> for Json {
             another_waits,
             ended,
             stopped_seconds,
+            front_end,
         }
     }
 }
@@ -236,7 +265,7 @@ impl TryFrom<Json> for PortSnapshot {
 
     fn try_from(json: Json) -> Result<PortSnapshot, MacError> {
         let Json { name, kind, state, fault, peer, mtu, mac, features, queues, counters, drops, .. } = json;
-        let Json { rules, pairs, rates, another_waits, ended, stopped_seconds, .. } = json;
+        let Json { rules, pairs, rates, another_waits, ended, stopped_seconds, front_end, .. } = json;
         Ok(PortSnapshot {
             name,
             negotiated: Negotiated::named(kind, features),
@@ -254,6 +283,7 @@ impl TryFrom<Json> for PortSnapshot {
             another_waits,
             ended,
             stopped_seconds,
+            front_end,
         })
     }
 }

@@ -59,6 +59,7 @@ fn example() -> Snapshot {
         another_waits: false,
         ended: None,
         stopped_seconds: None,
+        front_end: None,
     };
     let tap = PortSnapshot {
         name: "uplink".into(),
@@ -77,6 +78,7 @@ fn example() -> Snapshot {
         another_waits: false,
         ended: None,
         stopped_seconds: None,
+        front_end: None,
     };
     let fdb = FdbSnapshot {
         capacity: 64,

@@ -7,6 +7,8 @@ use super::{
     FdbEntry, FdbLost, FdbRestless, PortSnapshot, PortState, QueueSnapshot, Rates, SessionEnd, Snapshot,
     StallSnapshot, WINDOWS, WorkerSnapshot,
 };
+use ringferry_memory::budget::Gib;
+
 use crate::drops::DropReason;
 use crate::rules::settings;
 use crate::text::{Table, duration, short_count, short_rate};
@@ -331,6 +333,14 @@ impl PortSnapshot {
         text.push('\n');
         if let Some(fault) = &self.fault {
             let _ = writeln!(text, "  fault: {fault}");
+        }
+        if let Some(front_end) = &self.front_end {
+            let _ = write!(text, "  front end: {}", front_end.to_text());
+            let _ = match (front_end.heard, front_end.mapped_bytes) {
+                (false, _) => writeln!(text, ", which has sent nothing yet"),
+                (true, 0) => writeln!(text),
+                (true, bytes) => writeln!(text, ", {} mapped", Gib(bytes)),
+            };
         }
         if self.another_waits {
             text += "  another front end has connected, and waits until this one has disconnected\n";

@@ -34,6 +34,7 @@ fn port(name: &str) -> PortSnapshot {
         another_waits: false,
         ended: None,
         stopped_seconds: None,
+        front_end: None,
         rates: vec![Rates {
             window: 10,
             seconds: 10.0,

@@ -48,6 +48,7 @@ pub(super) fn port(name: &str, rx: f64, tx: f64) -> PortSnapshot {
         another_waits: false,
         ended: None,
         stopped_seconds: None,
+        front_end: None,
         rates: vec![rates(1)],
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Output};
 
 use ringferry_control::snapshot::{Negotiated, PortState};
 use ringferry_control::{self as control, Answer, PortAction, Request};
@@ -13,6 +13,7 @@ use ringferry_packet::ether::Mac;
 use ringferry_rig::frames::frame;
 use ringferry_rig::guest::{Guest, Options, acquaint, converse};
 use ringferry_rig::process::{eventually, in_a_namespace, may};
+use ringferry_rig::schema::assert_described;
 use ringferry_rig::switch::{Place, Switch, ringferry};
 use ringferry_sys::process::is_root;
 use ringferry_sys::socket::Stream;
@@ -20,6 +21,7 @@ use ringferry_sys::tap::{Tap, TapConfig};
 use ringferry_sys::{netif, program};
 use ringferry_virtio_net::Features;
 use rustix::process::Signal;
+use serde_json::json;
 
 use crate::lifecycle::bystanders;
 
@@ -866,7 +868,22 @@ fn a_configuration_is_checked_without_a_start() {
     let good = check();
     assert_eq!(String::from_utf8_lossy(&good.stdout), "the configuration is valid; it has 2 ports\n");
     assert!(good.status.success());
+    let as_json = || ringferry().arg("run").arg(file(&place)).args(["--check", "--json"]).output().unwrap();
+    let described = |output: &Output| {
+        let text = String::from_utf8(output.stdout.clone()).unwrap();
+        assert_described(&["run", "--check", "--json"], &text);
+        serde_json::from_str::<serde_json::Value>(&text).unwrap()
+    };
+    assert_eq!(described(&as_json()), json!({"valid": true, "ports": 2, "problems": [], "notes": []}));
     write(&place, "[[port]]\nkind = 'tun'\n");
+    let bad = as_json();
+    let found = described(&bad);
+    let problem = &found["problems"][0];
+    assert!(!bad.status.success() && found["valid"] == false, "{found}");
+    assert!(
+        problem["place"].as_str().unwrap().contains(".toml:") && problem["key"] == "port.kind",
+        "{found}"
+    );
     let bad = check();
     assert!(
         !bad.status.success()

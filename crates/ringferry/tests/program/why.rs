@@ -448,7 +448,7 @@ fn memory_that_the_switch_cannot_see_or_use_is_said() {
     // Who looks for the port with a problem finds it.
     let all = place.ctl(&["why"]);
     assert!(all.starts_with("3 ports, measured over") && all.contains(&format!("\nc: {said}")), "{all}");
-    assert!(all.contains("was found at 0 ports.\n2 wait for their guests: a, b.\n"), "{all}");
+    assert!(all.contains("was found at other ports.\n2 wait for their guests: a, b.\n"), "{all}");
     assert_described(&["ctl", "why", "--json"], &place.ctl(&["why", "--json"]));
     switch.stop();
 }
@@ -457,6 +457,14 @@ fn memory_that_the_switch_cannot_see_or_use_is_said() {
 fn what_a_front_end_does_wrong_is_remembered() {
     let place = Place::new();
     let switch = place.switch(&["a", "b"]);
+    // Whoever says nothing is no guest that boots.
+    let silent: Stream = switch.connect("b");
+    let me = format!("process {} of user {}", std::process::id(), rustix::process::getuid().as_raw());
+    let said = format!("A front end has connected to b, {me}, and has sent no message.");
+    expect(&place, &["b"], "front-end-silent", Effect::Stops, &said);
+    assert!(place.ctl(&["show", "b"]).contains(&format!("front end: {me}, which has sent nothing yet\n")));
+    drop(silent);
+    switch.until_state("b", PortState::Listening);
     let villain: Stream = switch.connect("a");
     // A message of a number that nobody has.
     villain.send(&[0xff, 0xff, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0], &[]).unwrap();
@@ -485,6 +493,8 @@ fn what_a_front_end_does_wrong_is_remembered() {
     raw.post(raw::ENTRIES);
     switch.until_state("b", PortState::Up);
     expect(&place, &["b"], "no-address", Effect::Notes, "No MAC address is known behind b");
+    let shown = place.ctl(&["show", "b"]);
+    assert!(shown.contains(&format!("front end: {me}, ")) && shown.contains(" mapped\n"), "{shown}");
     // Kicks, and nothing behind them.
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -367,7 +367,7 @@ impl Forwarder {
         let mut same: Option<(u128, Decision)> = None;
         let mut learned: Option<(u16, Mac)> = None;
         let mut found: Option<(u16, Mac, To)> = None;
-        let (mut same_port, mut reserved) = (0, 0);
+        let (mut same_port, mut reserved, mut floods) = (0, 0, 0);
         for (index, frame) in burst.frames().iter().enumerate() {
             let header = frame.ethernet_header();
             if let Some((known, decision)) = same
@@ -452,7 +452,7 @@ impl Forwarder {
                     effects.refuse(port, DropReason::Reserved, (burst, frame), from.queue, now);
                 }
                 To::Flood if policy.is_none_or(|policy| effects.may_flood(policy, frame, now)) => {
-                    *flooded = true;
+                    floods += 1;
                 }
                 To::Flood => {
                     effects.count(port, DropReason::Storm, 1);
@@ -469,7 +469,9 @@ impl Forwarder {
         if reserved > 0 {
             effects.count(port, DropReason::Reserved, reserved);
         }
-        if *flooded {
+        if floods > 0 {
+            *flooded = true;
+            effects.flooded(port, floods);
             outputs.clear();
             let others = (0u16..).zip(ports.iter()).filter(|(_, port)| port.is_some());
             outputs.extend(others.map(|(id, _)| PortId(id)).filter(|id| *id != from.port));

@@ -22,6 +22,9 @@ const DELAYED: f64 = 5.0;
 /// Packets a second from which on their batches matter.
 const MANY: f64 = 5_000.0;
 
+/// Frames a second to every port from which on they are no accident: resolution of addresses and discovery of services take a few.
+const FLOOD: f64 = 1_000.0;
+
 /// Kicks without a packet within the window from which on they are no accident.
 const MANY_KICKS: f64 = 5.0;
 
@@ -39,6 +42,7 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
     if !is_stalled {
         look_at_buffers(known, port, rates, findings);
     }
+    look_at_floods(port, rates, findings);
     look_at_limits(port, rates, findings);
     look_at_software(port, rates, findings);
     if !is_blind {
@@ -155,6 +159,28 @@ fn loudest<'s>(known: &Known<'s>, port: &PortSnapshot) -> Option<(&'s str, f64, 
     let all: f64 = rates.iter().map(|(_, rate)| rate).sum();
     let (name, rate) = rates.into_iter().max_by(|(_, one), (_, other)| one.total_cmp(other))?;
     (rate >= MANY && rate > all / 2.0).then(|| (name, rate, 100.0 * rate / all))
+}
+
+/// What the port sends to everybody.
+fn look_at_floods(port: &PortSnapshot, rates: &Rates, findings: &mut Findings) {
+    let (name, flooded) = (&port.name, rates.counter("rx_flooded"));
+    if flooded < FLOOD {
+        return;
+    }
+    let share = 100.0 * flooded / rates.counter("rx_packets").max(flooded);
+    findings.add(
+        "floods",
+        Effect::Slows,
+        share,
+        format!(
+            "{} of the packets from {name}, {} a second, are for everybody or for addresses that the switch does not know: every port of their VLAN gets them.",
+            percent(share),
+            count(flooded)
+        ),
+        format!(
+            "`ringferry ctl set {name} storm=RATE` bounds them, in packets a second. To see what they are: `ringferry capture {name} | tcpdump -nr -`. If they are for one machine that never sends, `ringferry ctl fdb add MAC PORT` says where it is."
+        ),
+    );
 }
 
 /// Limits of the port that are reached.
@@ -316,8 +342,9 @@ fn look_at_workers(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
     let idlest = idle.min_by(|(_, one), (_, other)| one.total_cmp(other));
     for number in served {
         look_at_delay(number, load(number), port, findings);
-        let Some(WorkerLoad { busy_percent, .. }) = load(number).filter(|load| load.busy_percent >= BUSY)
-        else {
+        // Time in which it had frames and no processor is no work: that is the finding above.
+        let works = |load: &&WorkerLoad| load.busy_percent - load.run_delay_percent >= BUSY;
+        let Some(WorkerLoad { busy_percent, .. }) = load(number).filter(works) else {
             continue;
         };
         let name = &port.name;

@@ -61,6 +61,11 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
             ),
             "See whether the guest is paused (`virsh domstate`, `info status` in QEMU's monitor: `cont` goes on) and its link is on (`set_link NIC on`); in the guest `ip link set eth0 up`.",
         ),
+        PortState::Down if let Some(silent) = port.front_end.filter(|front_end| !front_end.heard) => stops(
+            "front-end-silent",
+            format!("A front end has connected to {name}, {}, and has sent no message.", silent.to_text()),
+            "A VMM speaks at once. See what that process is (`ps -fp PID`): nobody else is served on this port until it disconnects.",
+        ),
         PortState::Down => stops(
             "driver-not-started",
             format!("The driver of the guest of {name} has not started the device."),
@@ -247,6 +252,9 @@ fn look_at_captures(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findi
     );
 }
 
+/// Seconds for which it is the first thing to be said of a port that it has lost an address. A machine that misses it has been missed by then.
+pub(super) const NEWS: u32 = 60;
+
 fn look_at_addresses(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findings) {
     let name = &port.name;
     for address in known.snapshot.fdb.restless.iter().filter(|address| address.ports.contains(name)) {
@@ -296,7 +304,7 @@ fn look_at_addresses(known: &Known<'_>, port: &PortSnapshot, findings: &mut Find
         };
         findings.add(
             "address-lost",
-            if has_lost { Effect::Loses } else { Effect::Notes },
+            if has_lost && lost.seconds < NEWS { Effect::Loses } else { Effect::Notes },
             80.0,
             format!("{}: what is for it goes to {to} alone.", lost.to_text()),
             format!(

@@ -197,6 +197,7 @@ impl Scene {
                 another_waits: false,
                 ended: None,
                 stopped_seconds: None,
+                front_end: None,
             }
         });
         let (ports, workers) = (ports.collect(), workers.collect());
@@ -679,6 +680,31 @@ fn cases() -> Vec<Case> {
                 scene
             },
             "02:00:00:00:00:02 was behind vm2 and has moved to vm3, 0 s ago: what is for it goes to vm3 alone.",
+        ),
+        case(
+            "address-lost",
+            Notes,
+            ("vm2", None),
+            || {
+                let mut scene = Scene::new(NO_RULES);
+                scene.send(2, frame(1, 2, 60));
+                scene.bed.run_for(u64::from(states::NEWS) * SECOND);
+                scene.send(0, frame(3, 1, 60));
+                scene
+            },
+            "02:00:00:00:00:02 was behind vm2 and has moved to vm3, 60 s ago: what is for it goes to vm3 alone.",
+        ),
+        case(
+            "floods",
+            Slows,
+            ("vm1", None),
+            || {
+                let mut scene = Scene::new(NO_RULES);
+                let flood = [vec![frame(0xff, 1, 60); 110], vec![frame(2, 1, 60); 110]].concat();
+                scene.keep_sending(0, &flood);
+                scene
+            },
+            "50 % of the packets from vm1, 1.10k a second, are for everybody or for addresses that the switch does not know",
         ),
         case(
             "addresses-full",

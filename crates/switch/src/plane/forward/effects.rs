@@ -43,6 +43,9 @@ pub(super) trait Effects<P: Queues> {
     /// Asks storm control whether a frame may be flooded.
     fn may_flood(&mut self, policy: &PortPolicy, frame: &Frame, now: &Now) -> bool;
 
+    /// Counts frames that are flooded.
+    fn flooded(&mut self, port: &Port<P>, number: u64);
+
     /// Counts frames that are dropped.
     fn count(&mut self, port: &Port<P>, reason: DropReason, number: u64);
 
@@ -121,6 +124,11 @@ impl<P: Queues> Effects<P> for Acting {
     #[inline(always)]
     fn may_flood(&mut self, policy: &PortPolicy, frame: &Frame, now: &Now) -> bool {
         policy.may_flood(frame, now)
+    }
+
+    #[inline(always)]
+    fn flooded(&mut self, port: &Port<P>, number: u64) {
+        port.handle.counters.rx_flooded.add(number);
     }
 
     #[inline(always)]

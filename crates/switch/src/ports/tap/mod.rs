@@ -422,6 +422,7 @@ impl PortControl for TapPort {
             another_waits: false,
             ended: None,
             stopped_seconds: None,
+            front_end: None,
         }]
     }
 

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ringferry_control::snapshot::{
-    Negotiated, PortSnapshot, PortState, QueueRole, QueueSnapshot, SessionEnd,
+    FrontEnd, Negotiated, PortSnapshot, PortState, QueueRole, QueueSnapshot, SessionEnd,
 };
 use ringferry_packet::ether::Mac;
 use ringferry_sys::accounts;
@@ -692,6 +692,13 @@ impl VhostPort {
         })
     }
 
+    /// Returns who is connected.
+    fn front_end(&self) -> Option<FrontEnd> {
+        let peer = self.session.as_ref()?.peer_credentials().ok()?;
+        let mapped_bytes = self.resources.memory.taken();
+        Some(FrontEnd { pid: peer.pid, user: peer.uid, heard: self.heard, mapped_bytes })
+    }
+
     /// Returns the counters of all sessions so far, by stable name.
     fn protocol_counters(&self) -> [(&'static str, u64); 4] {
         let now = self.session.as_ref().map_or_else(Default::default, Session::counters);
@@ -819,6 +826,7 @@ impl PortControl for VhostPort {
                 .as_ref()
                 .map(|(why, when)| SessionEnd { why: why.clone(), seconds: when.elapsed().as_secs() }),
             stopped_seconds: self.stopped_for().map(|time| time.as_secs()),
+            front_end: self.front_end(),
         };
         snapshot.counters.extend(self.protocol_counters().map(|(name, count)| (name.to_owned(), count)));
         let rings = self.session.iter().flat_map(Session::rings);

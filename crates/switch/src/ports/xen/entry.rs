@@ -316,6 +316,7 @@ impl PortControl for XenEntry {
             another_waits: false,
             ended: None,
             stopped_seconds: None,
+            front_end: None,
         };
         let mut ports: Vec<_> =
             self.vifs.iter().map(|(id, vif)| snapshot(*id, vif, self.mtu, queues)).collect();
@@ -353,6 +354,7 @@ fn snapshot(id: VifId, vif: &Vif, mtu: u16, queues: &mut QueueStates) -> PortSna
         another_waits: false,
         ended: None,
         stopped_seconds: None,
+        front_end: None,
     };
     let (mut done, mut waited) = (vif.past, 0);
     if let Some(served) = &vif.served {

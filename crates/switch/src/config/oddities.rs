@@ -1,0 +1,67 @@
+//! Looks for what a valid configuration says and hardly means: `ringferry run --check`.
+
+use super::{Config, PortConfig, PortKind};
+use crate::rules::{Rules, Vlans};
+
+impl Config {
+    /// Says what is strange about the rules of ports, in a sentence each, for people.
+    pub fn oddities(&self) -> Vec<String> {
+        let mut odd = Vec::new();
+        let access = self.ports.iter().find_map(|port| match port.rules.vlans {
+            Vlans::Access(vid) => Some((&port.name, vid)),
+            Vlans::Trunk { .. } => None,
+        });
+        for PortConfig { name, kind, rules, .. } in &self.ports {
+            let is_guest = !matches!(kind, PortKind::Tap(_));
+            if let Some((access, vid)) = access
+                && is_guest
+                && rules.vlans == Vlans::default()
+            {
+                odd.push(format!(
+                    "port {name}: it has no vlan, so it is a trunk of all VLANs: what its guest sends with a tag of {vid} reaches {access}. \
+                     Give it a vlan, or native=none and a trunk of the VLANs that it is to reach, unless that is meant"
+                ));
+            }
+            odd.extend(locked_out(rules).map(|mac| {
+                format!(
+                    "port {name}: static_macs has {mac}, which is not one of its allowed_macs: what comes from there is dropped"
+                )
+            }));
+        }
+        odd
+    }
+}
+
+/// Addresses that are behind a port for ever, and that it may not send from.
+fn locked_out(rules: &Rules) -> impl Iterator<Item = String> {
+    let allowed = rules.guard.as_ref().map(|guard| &guard.macs);
+    let fixed = rules.static_macs.iter().map(|(mac, _)| *mac);
+    fixed.filter(move |mac| allowed.is_some_and(|allowed| !allowed.contains(mac))).map(|mac| mac.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_hardly_meant_is_said_and_what_is_usual_is_not() {
+        let odd = |ports: &[&str]| {
+            let builder = ports.iter().fold(Config::builder(), |builder, port| builder.port_flag(port));
+            builder.build().unwrap().oddities()
+        };
+        // An uplink is a trunk beside access ports; a switch without VLANs has none.
+        assert_eq!(odd(&["vhost-user:/a.sock,vlan=10", "tap:t0"]), [""; 0]);
+        assert_eq!(odd(&["vhost-user:/a.sock", "vhost-user:/b.sock", "tap:t0"]), [""; 0]);
+        assert_eq!(odd(&["vhost-user:/a.sock,vlan=10", "vhost-user:/b.sock,trunk=10"]), [""; 0]);
+        let [found] = odd(&["vhost-user:/a.sock,vlan=10", "vhost-user:/b.sock"]).try_into().unwrap();
+        assert!(
+            found.starts_with("port b: it has no vlan") && found.contains("a tag of 10 reaches a."),
+            "{found}"
+        );
+        let (one, other) = ("52:54:00:00:00:01", "52:54:00:00:00:02");
+        assert_eq!(odd(&[&format!("tap:t0,static_macs={one},allowed_macs={one}")]), [""; 0]);
+        assert_eq!(odd(&[&format!("tap:t0,static_macs={one}")]), [""; 0]);
+        let [found] = odd(&[&format!("tap:t0,static_macs={one},allowed_macs={other}")]).try_into().unwrap();
+        assert!(found.starts_with("port t0: static_macs has 52:54:00:00:00:01, which is not one"), "{found}");
+    }
+}
