@@ -16,7 +16,7 @@ use ringferry_rig::process::{eventually, in_a_namespace, may};
 use ringferry_rig::schema::assert_described;
 use ringferry_rig::switch::{Place, Switch, ringferry};
 use ringferry_sys::process::is_root;
-use ringferry_sys::socket::Stream;
+use ringferry_sys::socket::{Listener, Stream};
 use ringferry_sys::tap::{Tap, TapConfig};
 use ringferry_sys::{netif, program};
 use ringferry_virtio_net::Features;
@@ -99,6 +99,49 @@ fn a_port_is_added_used_and_removed_beside_traffic_and_the_file_says_so() {
     assert_eq!(names(&switch), ["a", "b"]);
     switch.stop();
     assert_eq!(place.files(), ["rf.toml"]);
+}
+
+#[test]
+fn a_socket_that_was_removed_is_made_anew_by_a_reload_and_whoever_is_connected_stays() {
+    for sandbox in ["on", "off"] {
+        let place = Place::new();
+        write(&place, "");
+        let mut run = ringferry();
+        run.args(["run", "--sandbox", sandbox]).arg(file(&place)).arg("--control").arg(place.control());
+        let switch = place.start(&mut run, Vec::new());
+        let (mut a, mut b) = bystanders(&switch);
+        let descriptors = switch.process.descriptors();
+        for name in ["a", "b"] {
+            fs::remove_file(place.socket(name)).unwrap();
+            switch.until(name, "misses its socket", |port| port.fault.is_some());
+        }
+        // Where another program listens meanwhile it stays, and so does the fault.
+        let other = Listener::bind(place.socket("b")).unwrap();
+        let said = refused(&place, &["reload"]);
+        let made = "~ a: its socket was removed: that is made anew\n";
+        assert!(said.contains(made) && said.contains("is in use by a running program"), "{said}");
+        drop(other);
+        let planned = place.ctl(&["reload", "--dry-run"]);
+        assert!(planned.contains("~ b: its socket was removed: that is made anew\n"), "{planned}");
+        assert!(!planned.contains("~ a: "), "{planned}");
+        place.ctl(&["reload"]);
+        for name in ["a", "b"] {
+            switch.until(name, "has its socket", |port| port.fault.is_none());
+        }
+        converse(&mut a, &mut b, 1, 20);
+        switch.process.until_no_more_than(&descriptors);
+        // Also a port that nobody is connected to.
+        drop(a);
+        switch.until_state("a", PortState::Listening);
+        fs::remove_file(place.socket("a")).unwrap();
+        switch.until("a", "misses its socket", |port| port.fault.is_some());
+        place.ctl(&["reload"]);
+        let mut a = switch.plug("a", 9, Options::default());
+        acquaint(&mut [&mut a, &mut b]);
+        converse(&mut a, &mut b, 30, 20);
+        switch.stop();
+        assert_eq!(place.files(), ["rf.toml"], "with the sandbox {sandbox}");
+    }
 }
 
 #[test]

@@ -227,6 +227,25 @@ pub(crate) trait PortControl {
         false
     }
 
+    /// Returns true if somebody has removed the file of its socket, so that no front end can connect any more.
+    fn has_lost_socket(&self) -> bool {
+        false
+    }
+
+    /// Listens on a socket that was opened anew in the place of the one that nobody finds any more. Whoever is connected stays.
+    ///
+    /// # Errors
+    /// The socket cannot be had; the entry is as it was.
+    fn listen_again(
+        &mut self,
+        port: &PortConfig,
+        passed: &mut Passed,
+        cx: &mut Context<'_>,
+    ) -> Result<(), OpenError> {
+        let _ = (port, passed, cx);
+        Ok(())
+    }
+
     /// Returns the number of its ports whose packets flow, as far as the control plane knows.
     fn count_up(&self) -> usize;
 

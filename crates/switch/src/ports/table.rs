@@ -20,7 +20,8 @@ use super::marks::Marks;
 use super::queues::{QueueState, Workers};
 use super::xen::MappingBudget;
 use super::{
-    Context, GuestMemoryBudget, Interface, InterfaceQueues, OpenError, Plug, PortControl, Positions, Task,
+    Context, GuestMemoryBudget, Interface, InterfaceQueues, OpenError, Passed, Plug, PortControl, Positions,
+    Task,
 };
 use crate::config::{PortConfig, SwitchConfig};
 use crate::fdb::PortId;
@@ -214,6 +215,30 @@ impl PortTable {
         let anew = |entry: &&Entry| !entry.config.kind.is_passed() && entry.control.is_gone();
         let gone = self.entries.values().filter(anew);
         gone.map(|entry| entry.config.clone()).collect()
+    }
+
+    /// Returns the names of the ports whose sockets have lost their files.
+    pub(crate) fn without_sockets(&self) -> Vec<String> {
+        let lost = self.entries.values().filter(|entry| entry.control.has_lost_socket());
+        lost.map(|entry| entry.config.name.clone()).collect()
+    }
+
+    /// Has a port listen on a socket that was opened anew, with what the helper has opened.
+    ///
+    /// # Errors
+    /// See [`PortControl::listen_again`].
+    pub(crate) fn listen_again(
+        &mut self,
+        name: &str,
+        passed: &mut Passed,
+        epoll: &Epoll,
+    ) -> Result<(), OpenError> {
+        let Self { entries, ids, budget, memory, workers, tracks, .. } = self;
+        let Some((id, entry)) = entries.iter_mut().find(|(_, entry)| entry.config.name == name) else {
+            return Ok(());
+        };
+        let mut cx = Context { workers, epoll, ids, budget, memory, tracks: *tracks, entry: *id };
+        entry.control.listen_again(&entry.config, passed, &mut cx)
     }
 
     /// Disconnects the peers that workers cannot serve any more.

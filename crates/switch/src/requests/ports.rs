@@ -193,6 +193,14 @@ impl Requests<'_> {
             );
             self.serve_ports();
         }
+        for name in self.ports.without_sockets() {
+            let again = self.find(&name).filter(|_| !touched(&name)).cloned();
+            let Some(port) = again else { continue };
+            let done = if dry_run { Ok(()) } else { self.listen_again(&port) };
+            let what = "its socket was removed: that is made anew".to_owned();
+            step(&name, PortAction::Changed, what, done);
+            self.serve_ports();
+        }
         for port in &found.added {
             let done = if dry_run { self.can_plug(port) } else { self.plug(port) };
             if done.is_ok() && !dry_run {
@@ -237,6 +245,16 @@ impl Requests<'_> {
         self.ports.remove(&port.name, self.epoll);
         self.release(&port.name);
         self.begin(port, plug)
+    }
+
+    /// Makes the socket of a port anew whose file was removed.
+    fn listen_again(&mut self, port: &PortConfig) -> Result<(), String> {
+        // The helper takes the port for open.
+        self.close(&port.name);
+        let (privileges, workers) = (self.privileges, self.workers.count());
+        let opened = privileges.open(port, workers, &mut || self.serve_ports());
+        let done = opened.and_then(|mut passed| self.ports.listen_again(&port.name, &mut passed, self.epoll));
+        done.map_err(|error| error.to_string())
     }
 
     /// Does the same as [`open`](Self::open), and waits for a moment for who keeps descriptors for the next process: systemd 257 closes what it was to forget a while after

@@ -106,9 +106,7 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
     // What the state says already need not be said again.
     if let Some(fault) = port.fault.as_ref().filter(|_| !is_tap && port.state != PortState::NoMemory) {
         let next = if fault.starts_with(SOCKET_REMOVED) {
-            format!(
-                "`ringferry ctl dump` prints its settings, which are forgotten with it: `ringferry ctl remove {name}`, and `ringferry ctl add` it again with them."
-            )
+            "Find out who did that: a script that cleans up, or a second program with the same path. Then `ringferry ctl reload`: whoever is connected stays. A switch that was started without a file: `ringferry ctl remove`, and `add` with the settings that `ringferry ctl dump` prints.".to_owned()
         } else if fault.starts_with(MEMORY_REFUSED) {
             "Once there is room for it, its front end has to share its memory again: connect it anew (restart the machine, or unplug its interface and plug it in).".to_owned()
         } else {

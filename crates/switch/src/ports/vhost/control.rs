@@ -138,6 +138,8 @@ pub(super) struct VhostPort {
     stop_logged: bool,
     /// True if the file of the socket was removed, which was logged.
     socket_gone: bool,
+    /// Sockets that were made in the place of such a one.
+    pub(super) sockets: u16,
     /// True if the session lacked memory at the last check.
     memory_lacks: bool,
     /// True if the session lacks memory, which was logged.
@@ -208,16 +210,7 @@ fn listen(path: &Path, access: &AccessConfig) -> Result<Listener, OpenError> {
 /// See [`OpenError`].
 pub(in crate::ports) fn open(config: &VhostUserConfig, passed: &mut Passed) -> Result<Plug, OpenError> {
     let endpoint = match &config.endpoint {
-        VhostUserEndpoint::Listen(path) => Endpoint::Listen(match passed.take_opened() {
-            Some(opened) => Listener::from_fd_at(opened.into_iter().next().ok_or(OpenError::NoRoom)?, path)?,
-            None => {
-                let mut listener = listen(path, &config.access)?;
-                if passed.privileges().are_elsewhere() {
-                    listener.leave_file();
-                }
-                listener
-            }
-        }),
+        VhostUserEndpoint::Listen(path) => Endpoint::Listen(opened_listener(path, config, passed)?),
         VhostUserEndpoint::Connect(path) => Endpoint::Connect(path.clone(), passed.privileges().clone()),
         VhostUserEndpoint::Fd(fd) => {
             let inherited = |source| OpenError::Inherited { fd: *fd, source };
@@ -227,6 +220,22 @@ pub(in crate::ports) fn open(config: &VhostUserConfig, passed: &mut Passed) -> R
     };
     let config = config.clone();
     Ok(Box::new(move |port, cx| Ok(Box::new(VhostPort::new(port, &config, endpoint, cx)?))))
+}
+
+/// Makes the listener of a port of what the helper has opened, or of a socket made here.
+fn opened_listener(
+    path: &Path,
+    config: &VhostUserConfig,
+    passed: &mut Passed,
+) -> Result<Listener, OpenError> {
+    if let Some(opened) = passed.take_opened() {
+        return Ok(Listener::from_fd_at(opened.into_iter().next().ok_or(OpenError::NoRoom)?, path)?);
+    }
+    let mut listener = listen(path, &config.access)?;
+    if passed.privileges().are_elsewhere() {
+        listener.leave_file();
+    }
+    Ok(listener)
 }
 
 /// Makes an endpoint of an inherited socket, which listens or is connected.
@@ -312,6 +321,7 @@ impl VhostPort {
             stop_logged: false,
             waiting_logged: false,
             socket_gone: false,
+            sockets: 0,
             memory_lacks: false,
             unshared: false,
             removes: false,
@@ -597,7 +607,7 @@ impl VhostPort {
         self.socket_gone = true;
         tracing::warn!(
             port = self.device.name,
-            "somebody has removed the socket {}, so no front end can connect to it any more; remove the port and add it again with its settings (ringferry ctl dump prints them), or restart the switch",
+            "somebody has removed the socket {}, so no front end can connect to it any more; `ringferry ctl reload` makes it anew",
             self.peer()
         );
     }
@@ -688,7 +698,9 @@ impl VhostPort {
             return Some(format!("no queue is served while the guest is migrated: {why}"));
         }
         self.socket_gone.then(|| {
-            format!("{SOCKET_REMOVED}, so no front end can connect any more; remove the port and add it again with its settings, or restart the switch")
+            format!(
+                "{SOCKET_REMOVED}, so no front end can connect any more; `ringferry ctl reload` makes it anew"
+            )
         })
     }
 
@@ -774,6 +786,32 @@ impl PortControl for VhostPort {
 
     fn has_session(&self) -> bool {
         self.session.is_some()
+    }
+
+    fn has_lost_socket(&self) -> bool {
+        self.socket_gone
+    }
+
+    fn listen_again(
+        &mut self,
+        port: &PortConfig,
+        passed: &mut Passed,
+        cx: &mut Context<'_>,
+    ) -> Result<(), OpenError> {
+        let PortKind::VhostUser(config) = &port.kind else { return Ok(()) };
+        let VhostUserEndpoint::Listen(path) = &config.endpoint else { return Ok(()) };
+        let listener = opened_listener(path, config, passed)?;
+        if let (Watched::Listener, Endpoint::Listen(lost)) = (self.watched, &self.endpoint) {
+            self.watched = Watched::Nothing;
+            let _ = cx.unwatch(lost);
+        }
+        if let Endpoint::Listen(lost) = std::mem::replace(&mut self.endpoint, Endpoint::Listen(listener)) {
+            lost.close_by(&self.resources.closer);
+        }
+        self.socket_gone = false;
+        self.sockets = self.sockets.wrapping_add(1);
+        self.settle(cx);
+        Ok(())
     }
 
     fn change(&mut self, _: &PortConfig, now: &PortConfig) -> Result<(), OpenError> {

@@ -76,7 +76,8 @@ impl VhostPort {
     pub(super) fn generation_of_state(&self) -> (u64, u64) {
         let session = self.session.as_ref().map_or(0, |session| session.generation() + 1);
         let flags = u64::from(self.next.is_some()) << 1 | u64::from(self.quarantine.is_some());
-        (u64::from(self.device.session) << 2 | flags, session)
+        let made = u64::from(self.sockets) << 48 | u64::from(self.device.session) << 2;
+        (made | flags, session)
     }
 
     /// Returns the port's state, whose descriptors go to `put`.
