@@ -5,6 +5,8 @@ case_add replace-packed 150 replace_packed "packed rings: the same, of which QEM
 case_add replace-pairs 180 replace_pairs "two pairs on two workers: the same"
 case_add replace-migrate 150 replace_migrate "the switch is replaced while a guest is migrated, its writes being logged"
 
+case_add replace-guest 60 replace_guest "ringferry guest and the host's kernel, 25000 datagrams a second each way at once: the same"
+
 # Replacements under each kind of traffic.
 REPLACEMENTS=5
 
@@ -69,6 +71,27 @@ replace_pairs() {
     WORKERS=2 QUEUES=2 replace_bed ''
     guest vm2 5 'ethtool -L eth0 combined 2' || fail "the guest does not use two pairs"
     replace_all
+}
+
+# At a rate that no emulated guest takes, and both ways at once: some hundred datagrams wait during each replacement.
+replace_guest() {
+    local i way
+    netns_add a b
+    rf_switch switch a "vhost-user:$RUN/vm0.sock" tap:rf0
+    rf_start vm0 b guest --socket "$RUN/vm0.sock" --tap rf0 --address 10.9.0.2/24
+    ns_up a rf0 1
+    traffic_server ns:a
+    traffic_server ns:b
+    UDP_RATE=40000000 UDP_SIZE=200 traffic_launch to-guest ns:a 10.9.0.2 10 udp
+    UDP_RATE=40000000 UDP_SIZE=200 traffic_launch to-host ns:b 10.9.0.1 10 udp
+    sleep 0.5
+    for ((i = 0; i < 4 * REPLACEMENTS; i++)); do rf_replace switch a; done
+    alive to-guest && alive to-host || fail "the traffic was over before the last replacement"
+    for way in to-guest to-host; do
+        traffic_join "$way"
+        check "no datagram was lost, doubled or overtaken" jq -es 'last | .lost == 0 and .duplicated == 0 and .reordered == 0' "$LOG/$way.log"
+    done
+    rf_stop switch
 }
 
 # The log of the guest's memory goes along, so no packet that a successor writes is missing at the other end.
