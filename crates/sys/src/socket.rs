@@ -682,6 +682,19 @@ impl Stream {
     /// `InvalidInput` for more than [`MAX_FDS`] descriptors, or descriptors without data; `QuotaExceeded`, if the kernel passes none of
     /// these on now (see [`Passage`]).
     pub fn send(&self, data: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+        self.send_with(data, fds, SendFlags::NOSIGNAL)
+    }
+
+    /// The same for a socket that somebody else has, too: it never waits. Whether [`send`](Self::send) does, whoever has the same open file decides at
+    /// any time.
+    ///
+    /// # Errors
+    /// As for [`send`](Self::send).
+    pub fn send_now(&self, data: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+        self.send_with(data, fds, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+    }
+
+    fn send_with(&self, data: &[u8], fds: &[BorrowedFd<'_>], flags: SendFlags) -> io::Result<usize> {
         if fds.len() > MAX_FDS || (data.is_empty() && !fds.is_empty()) {
             let text = format!("at most {MAX_FDS} descriptors, with at least one byte, can be sent");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
@@ -693,7 +706,7 @@ impl Stream {
             debug_assert!(fits, "the space is for MAX_FDS");
         }
         loop {
-            match rustix::net::sendmsg(&self.0, &[IoSlice::new(data)], &mut control, SendFlags::NOSIGNAL) {
+            match rustix::net::sendmsg(&self.0, &[IoSlice::new(data)], &mut control, flags) {
                 Err(Errno::INTR) => {}
                 Err(Errno::TOOMANYREFS) => {
                     return Err(io::Error::new(io::ErrorKind::QuotaExceeded, TOO_MANY_IN_FLIGHT));

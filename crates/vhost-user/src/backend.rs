@@ -590,8 +590,7 @@ impl Session {
             return false;
         }
         let header = Header { request: BACKEND_CONFIG_CHANGE, flags: VERSION, size: 0 };
-        let sent = channel.set_nonblocking(true).and_then(|()| channel.send(header.as_bytes(), &[]));
-        sent.is_ok_and(|sent| sent == size_of::<Header>())
+        channel.send_now(header.as_bytes(), &[]).is_ok_and(|sent| sent == size_of::<Header>())
     }
 
     /// Returns what the session has counted since its start.

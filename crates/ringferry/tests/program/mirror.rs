@@ -104,7 +104,6 @@ fn a_front_end_that_takes_the_configuration_is_told_of_the_link() {
     frontend.set_features(features).unwrap();
     let (ours, theirs) = Stream::pair().unwrap();
     frontend.set_backend_req_fd(theirs.as_fd()).unwrap();
-    drop(theirs);
     let status = |frontend: &mut Frontend| {
         let mut status = [0; 2];
         frontend.get_config(6, &mut status).unwrap();
@@ -122,6 +121,14 @@ fn a_front_end_that_takes_the_configuration_is_told_of_the_link() {
         assert_eq!(words, [BACKEND_CONFIG_CHANGE, VERSION, 0]);
         assert_eq!(status(&mut frontend), expected);
     }
+    // Whoever passes a channel in which there is no room has nobody wait for that, whatever it does to the open file meanwhile.
+    let full = [0; 4096];
+    while theirs.send_now(&full, &[]).is_ok() {}
+    assert!(place.ctl(&["link", "a", "up"]).contains("whoever is behind it was not told"));
+    let flags = rustix::fs::fcntl_getfl(&theirs).unwrap();
+    assert!(!flags.contains(rustix::fs::OFlags::NONBLOCK), "nothing that it could undo was relied on");
+    assert_eq!(status(&mut frontend), 1);
+    drop(theirs);
     // When nobody reads there any more, it is said so, and the session goes on.
     drop(ours);
     assert!(place.ctl(&["link", "a", "down"]).contains("whoever is behind it was not told"));
