@@ -429,12 +429,13 @@ impl Crowd {
     /// Entries in all: some milliseconds for each who goes through them.
     const ENTRIES: usize = 300_000;
 
-    fn before(event: &OwnedFd) -> Crowd {
+    fn before(event: &impl AsFd) -> Crowd {
         let most = rustix::process::getrlimit(Resource::Nofile).current.map_or(4096, |most| most.min(20_000));
         let (end, writer) = std::io::pipe().unwrap();
         let ready = std::sync::Arc::new(std::sync::Barrier::new(Self::ENTRIES / most as usize + 1));
         let threads = (1..=Self::ENTRIES / most as usize).map(|_| {
-            let (event, end, ready) = (event.try_clone().unwrap(), end.try_clone().unwrap(), ready.clone());
+            let (event, end, ready) =
+                (event.as_fd().try_clone_to_owned().unwrap(), end.try_clone().unwrap(), ready.clone());
             std::thread::spawn(move || {
                 let mut entries = vec![PollFd::new(&event, PollFlags::PRI); most as usize - 1];
                 entries.push(PollFd::new(&end, PollFlags::IN));
@@ -494,6 +495,31 @@ fn events_for_which_a_crowd_waits_cost_their_session() {
     converse(&mut a, &mut b, 1, 20);
     switch.stop();
 }
+
+/// The same for the end of a connection, which its front end is told of.
+#[test]
+fn a_crowd_that_waits_for_the_end_of_connections_has_its_port_wait() {
+    let place = Place::new();
+    let switch = place.switch(&["a", "b", "c"]);
+    let (mut a, mut b) = bystanders(&switch);
+    let was_ended = || {
+        let villain = switch.connect("c");
+        let crowd = Crowd::before(&villain);
+        villain.set_timeout(Some(Duration::from_millis(500))).unwrap();
+        villain.send(b"GET / HTTP/1.1\r\n\r\n", &[]).unwrap();
+        let told = villain.recv(&mut [0], &mut Vec::new());
+        drop((villain, crowd));
+        // With what it has not read, as it was no message, it is reset.
+        told.map_or_else(|error| error.kind() == std::io::ErrorKind::ConnectionReset, |_| true)
+    };
+    let rounds = (0..ROUNDS_OF_A_CROWD).take_while(|_| was_ended()).count();
+    assert!((1..ROUNDS_OF_A_CROWD).contains(&rounds), "{rounds} rounds, and no end");
+    converse(&mut a, &mut b, 1, 20);
+    switch.stop();
+}
+
+/// Far more connections than a port has with whose ends it has used up its allowance, if each takes the switch a few milliseconds.
+const ROUNDS_OF_A_CROWD: usize = 150;
 
 /// All threads of the process sleep whenever they are looked at. One that spins is never asleep, however
 /// little of a loaded machine it gets.

@@ -22,11 +22,15 @@ const WORK: Duration = Duration::from_micros(250);
 /// Time of a usual turn, which costs nothing.
 const USUAL: Duration = Duration::from_millis(1);
 
+/// Most that a turn costs: as long as a front end is in quarantine, a minute. One for whose connection a million epoll entries wait makes each answer, and
+/// the end of the connection, take half a second.
+const MOST: u32 = 1200;
+
 /// Returns the price, in disturbances, of a turn that took so much time and did or did not disturb
 /// a worker.
 pub(super) fn price(disturbed: bool, time: Duration) -> u32 {
     let work = time.saturating_sub(USUAL).as_nanos() / WORK.as_nanos();
-    u32::from(disturbed) + u32::try_from(work).unwrap_or(BURST).min(BURST)
+    u32::from(disturbed) + u32::try_from(work).unwrap_or(MOST).min(MOST)
 }
 
 /// The allowance of one port, for all its front ends one after the other.
@@ -39,6 +43,9 @@ pub(super) struct Allowance {
 impl Allowance {
     /// Takes `count` disturbances, if need be in advance.
     pub(super) fn take(&mut self, count: u32, now: Instant) {
+        if count == 0 {
+            return;
+        }
         self.whole_at = Some(self.whole_at.map_or(now, |whole| whole.max(now)) + INTERVAL * count);
     }
 
@@ -85,6 +92,6 @@ mod tests {
         assert_eq!(price(false, Duration::from_micros(900)), 0);
         assert_eq!(price(true, Duration::from_micros(900)), 1);
         assert_eq!(price(false, Duration::from_millis(26)), 100);
-        assert_eq!(price(true, Duration::from_secs(1000)), BURST + 1);
+        assert_eq!(price(true, Duration::from_secs(1000)), MOST + 1);
     }
 }

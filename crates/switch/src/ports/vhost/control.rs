@@ -344,11 +344,12 @@ impl VhostPort {
     }
 
     fn rewatch(&mut self, cx: &Context<'_>) -> io::Result<()> {
-        if let Some(session) = self.ended.take()
-            && self.watched == Watched::Session
-        {
-            self.watched = Watched::Nothing;
-            cx.unwatch(&session)?;
+        if let Some(session) = self.ended.take() {
+            if self.watched == Watched::Session {
+                self.watched = Watched::Nothing;
+                cx.unwatch(&session)?;
+            }
+            self.part_with(session);
         }
         let now = match (&self.session, &self.endpoint) {
             _ if self.paused.is_some() => Watched::Nothing,
@@ -409,8 +410,6 @@ impl VhostPort {
     /// Serves the messages that wait in the socket.
     fn serve_session(&mut self) {
         let Some(session) = &mut self.session else { return };
-        let clock = ThreadClock::current().ok();
-        let used = || clock.and_then(ThreadClock::used).unwrap_or_default();
         let before = used();
         let waits = HoleWaits::of_this_thread();
         waits.iter().for_each(HoleWaits::begin);
@@ -418,6 +417,10 @@ impl VhostPort {
         let looks = waits.as_ref().map(HoleWaits::lap).unwrap_or_default();
         waits.iter().for_each(HoleWaits::end);
         self.sleeps.add(looks.holes);
+        // Also the turn that ends it.
+        let disturbed = served.as_ref().is_ok_and(|progress| progress.disturbed);
+        let price = allowance::price(disturbed, used().saturating_sub(before) + looks.blocked * INTERVAL);
+        self.allowance.take(price, Instant::now());
         let is_silent = session.counters().messages == 0
             && served.as_ref().map_or_else(SessionError::is_disconnect, |_| true);
         if !is_silent && !std::mem::replace(&mut self.heard, true) {
@@ -428,14 +431,8 @@ impl VhostPort {
         }
         match served {
             Ok(progress) => {
-                let now = Instant::now();
-                let time = used().saturating_sub(before) + looks.blocked * INTERVAL;
-                let price = allowance::price(progress.disturbed, time);
                 if progress.behind {
-                    self.paused = Some(now + CATCH_UP);
-                }
-                if price > 0 {
-                    self.allowance.take(price, now);
+                    self.paused = Some(Instant::now() + CATCH_UP);
                 }
             }
             Err(error) => {
@@ -456,6 +453,13 @@ impl VhostPort {
         if self.sleeps.are_too_much() {
             self.put_into_quarantine(HOLES);
         }
+    }
+
+    /// Lets go of a session that is over, of which its front end is told. One that has a million wait for that makes it long, and pays for it.
+    fn part_with(&mut self, session: Session) {
+        let before = used();
+        drop(session);
+        self.allowance.take(allowance::price(false, used().saturating_sub(before)), Instant::now());
     }
 
     /// Ends the session of a front end that has tried to hold up others, and serves none for a while.
@@ -998,6 +1002,11 @@ impl Drop for VhostPort {
             listener.close_by(&self.resources.closer);
         }
     }
+}
+
+/// The processor time that this thread has used.
+fn used() -> Duration {
+    ThreadClock::current().ok().and_then(ThreadClock::used).unwrap_or_default()
 }
 
 /// Adds the counters of two sessions.
