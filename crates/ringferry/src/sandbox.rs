@@ -12,12 +12,11 @@ use std::process::{Command, Stdio};
 use ringferry_control::make_directory;
 use ringferry_switch::config::{Config, PortKind, XenProvider};
 use ringferry_switch::privileged::{Charter, Privileges, serve};
-use ringferry_sys::accounts::{GROUPS, USERS};
-use ringferry_sys::inherited;
 use ringferry_sys::process::{Spawn, spawn};
 use ringferry_sys::sandbox::{Access, Calls, CapabilitySet, Sandbox};
 use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::socket::Stream;
+use ringferry_sys::{accounts, inherited};
 
 /// The number of the helper's end of the socketpair.
 const SOCKET: RawFd = 3;
@@ -80,10 +79,8 @@ fn switch(config: &Config) -> Sandbox {
 /// The sandbox of the helper: it edits the configuration, makes sockets, connects to some and removes some, and makes taps. To do so for
 /// files of other users and for interfaces it keeps the capabilities that are about them, if it has them.
 fn helper(charter: &Charter) -> Sandbox {
-    // Owners of sockets are given by name.
-    let accounts = [USERS, GROUPS].map(|file| (PathBuf::from(file), Access::READ));
     Sandbox {
-        files: charter.places().into_iter().chain(accounts).collect(),
+        files: charter.places(),
         capabilities: CapabilitySet::CHOWN
             | CapabilitySet::DAC_OVERRIDE
             | CapabilitySet::DAC_READ_SEARCH
@@ -103,6 +100,8 @@ pub fn run_helper() -> io::Result<()> {
     let signals = [Signal::TERM, Signal::INT, Signal::HUP, Signal::USR1, Signal::USR2];
     let _blocked = Signals::new(&signals)?;
     let stream = Stream::from_fd(inherited::take(SOCKET)?)?;
+    // Owners of sockets are given by name, also of users that come later.
+    accounts::read_by_a_thread()?;
     // The switch has said what is missing in its own.
     serve(stream, |charter| drop(helper(charter).enter()))
 }

@@ -2,9 +2,16 @@
 //!
 //! The files are read directly, so that a process in a sandbox needs nothing but these two files. Names that only another service knows
 //! (LDAP, systemd's dynamic users) are not found; a number always works.
+//!
+//! Whoever adds a user or a group puts a new file in the place of the old one, and a sandbox that admits a file admits that very file. So a process that
+//! confines itself has a [thread](read_by_a_thread) read them that may read whatever is in `/etc`, and nothing else, with no more rights than anybody.
 
-use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::{fs, io, thread};
+
+use crate::sandbox::{Access, confine_thread};
 
 /// The file with the users.
 pub const USERS: &str = "/etc/passwd";
@@ -28,11 +35,54 @@ pub fn group(name: &str) -> Result<u32, String> {
     find(name, "group", GROUPS)
 }
 
-fn find(name: &str, what: &str, file: &str) -> Result<u32, String> {
+/// The thread that reads the files, if there is one.
+static READER: OnceLock<Mutex<Reader>> = OnceLock::new();
+
+/// What is said to that thread, and what it answers.
+struct Reader {
+    files: Sender<&'static str>,
+    texts: Receiver<io::Result<String>>,
+}
+
+impl Reader {
+    fn read(&self, file: &'static str) -> io::Result<String> {
+        let gone = |_| io::Error::other("the thread that reads it has ended");
+        self.files.send(file).map_err(|error| gone(error.to_string()))?;
+        self.texts.recv().map_err(|error| gone(error.to_string()))?
+    }
+}
+
+/// Has a thread read the files from now on, for the rest of the process's life. Call it before the process enters its sandbox: the thread has
+/// its own when this returns.
+///
+/// # Errors
+/// There can be no thread; the files are read directly then.
+pub fn read_by_a_thread() -> io::Result<()> {
+    let (files, asked) = channel::<&'static str>();
+    let (answer, texts) = channel();
+    let (confined, is_confined) = channel();
+    thread::Builder::new().name("accounts".to_owned()).spawn(move || {
+        // Without any of it the thread is what the process is.
+        let _ = confine_thread(&[(PathBuf::from("/etc"), Access::READ)]);
+        let _ = confined.send(());
+        for file in asked {
+            let _ = answer.send(fs::read_to_string(Path::new(file)));
+        }
+    })?;
+    let _ = is_confined.recv();
+    let _ = READER.set(Mutex::new(Reader { files, texts }));
+    Ok(())
+}
+
+fn find(name: &str, what: &str, file: &'static str) -> Result<u32, String> {
     if let Ok(number) = name.parse() {
         return Ok(number);
     }
-    let text = fs::read_to_string(Path::new(file)).map_err(|error| format!("{file}: {error}"))?;
+    let text = match READER.get() {
+        Some(reader) => reader.lock().unwrap_or_else(PoisonError::into_inner).read(file),
+        None => fs::read_to_string(Path::new(file)),
+    };
+    let text = text.map_err(|error| format!("{file}: {error}"))?;
     number_in(&text, name)
         .ok_or_else(|| format!("there is no {what} {name:?} in {file}: use one that is there, or a number"))
 }
@@ -49,6 +99,19 @@ fn number_in(text: &str, name: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_thread_that_reads_them_reads_nothing_else_and_no_secrets() {
+        let thread = thread::spawn(|| {
+            let missing = confine_thread(&[(PathBuf::from("/etc"), Access::READ)]);
+            [USERS, GROUPS, "/etc/shadow", "/proc/self/status"]
+                .map(|file| (missing.is_empty(), fs::read_to_string(file).is_ok()))
+        });
+        let [users, groups, secrets, other] = thread.join().unwrap();
+        assert!(users.1 && groups.1 && !secrets.1);
+        // Where the kernel has Landlock.
+        assert!(!users.0 || !other.1);
+    }
 
     #[test]
     fn names_and_numbers_are_found() {

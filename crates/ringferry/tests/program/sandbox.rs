@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -13,6 +14,7 @@ use ringferry_rig::guest::{Guest, Options, acquaint, converse};
 use ringferry_rig::process::{eventually, in_a_namespace, may, may_network};
 use ringferry_rig::switch::{Place, Switch, ringferry};
 use ringferry_sys::netif;
+use ringferry_sys::process::is_root;
 use ringferry_sys::socket::Listener;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -110,6 +112,49 @@ fn in_the_sandbox_traffic_flows_rules_are_kept_and_all_threads_are_confined() {
     switch.stop();
     assert_eq!(place.files(), ["switch.toml"]);
     eventually("the helper ends", || (!is_alive(helper)).then_some(()));
+}
+
+/// Who adds a user puts a new file in the place of `/etc/passwd`, and does so for each new tenant.
+#[test]
+fn a_user_who_was_added_meanwhile_can_be_given_a_socket() {
+    if !may("needs root: a directory is mounted at /etc", is_root()) {
+        return;
+    }
+    let place = Place::new();
+    let file = write_file(&place);
+    let etc = place.path().join("etc");
+    fs::create_dir(&etc).unwrap();
+    let users = "root:x:0:0:root:/root:/bin/sh\n";
+    fs::write(etc.join("passwd"), users).unwrap();
+    fs::write(etc.join("group"), "root:x:0:\n").unwrap();
+    let mut command = Command::new("unshare");
+    command.args([
+        "--mount",
+        "--propagation",
+        "private",
+        "sh",
+        "-c",
+        "mount --bind \"$0\" /etc && exec \"$@\"",
+    ]);
+    command.arg(&etc).arg(ringferry().get_program()).arg("run").arg(&file);
+    let switch = place.start(command.arg("--control").arg(place.control()), Vec::new());
+    switch.process.until_logged_times("in a sandbox", 1);
+    let tenant =
+        format!("vhost-user:{},socket_owner=tenant,socket_group=tenants", place.socket("c").display());
+    let refused =
+        ringferry().args(["ctl", "--control"]).arg(place.control()).args(["add", &tenant]).output().unwrap();
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("there is no user \"tenant\""), "{refused:?}");
+    for (name, text) in
+        [("passwd", format!("{users}tenant:x:4711:4712::/:\n")), ("group", "tenants:x:4712:\n".to_owned())]
+    {
+        fs::write(etc.join("new"), text).unwrap();
+        fs::rename(etc.join("new"), etc.join(name)).unwrap();
+    }
+    assert!(place.ctl(&["add", &tenant]).starts_with("c added\n"));
+    let socket = fs::metadata(place.socket("c")).unwrap();
+    assert_eq!((socket.uid(), socket.gid()), (4711, 4712));
+    assert!(place.ctl(&["reload"]).contains("as "), "with the names of the ports in it");
+    switch.stop();
 }
 
 /// The kernel has Landlock in so many layers, one for each sandbox in a sandbox; whoever asks for one more is refused.

@@ -96,6 +96,28 @@ impl Sandbox {
     }
 }
 
+/// Takes all rights from the calling thread but to use `files` as anybody may: user root becomes nobody, and no capability is left. System calls are
+/// not filtered: that is the process's business, and a thread with a filter of its own would keep it from [entering](Sandbox::enter) its own.
+/// Returns what could not be had.
+#[must_use]
+pub(crate) fn confine_thread(files: &[(PathBuf, Access)]) -> Vec<Missing> {
+    let mut missing = Vec::new();
+    let mut part = |part, result: Result<(), String>| {
+        missing.extend(result.err().map(|why| Missing { part, why }));
+    };
+    part(Part::NoNewPrivileges, rustix::thread::set_no_new_privs(true).map_err(|e| e.to_string()));
+    if rustix::process::geteuid().is_root() {
+        let nobody = rustix::process::Uid::from_raw(NOBODY);
+        part(Part::Capabilities, rustix::thread::set_thread_uid(nobody).map_err(|e| e.to_string()));
+    }
+    part(Part::Capabilities, keep_capabilities(CapabilitySet::empty()));
+    part(Part::Landlock, files::restrict(files));
+    missing
+}
+
+/// The user that has no files, by convention.
+const NOBODY: u32 = 65534;
+
 /// Looks whether this is the only thread.
 fn alone() -> Result<(), String> {
     let threads = std::fs::read_dir("/proc/self/task").map_err(|e| format!("/proc/self/task: {e}"))?.count();
