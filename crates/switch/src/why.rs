@@ -76,7 +76,7 @@ pub(crate) fn why(known: &Known<'_>, name: &str, peer: Option<&str>) -> Result<D
     for port in [Some(port), peer].into_iter().flatten() {
         findings.port = Some(port.name.clone());
         states::look(known, port, &mut findings);
-        losses::look(port, &mut findings);
+        losses::look(known, port, &mut findings);
         load::look(known, port, &mut findings);
     }
     findings.port = Some(name.to_owned());

@@ -73,7 +73,7 @@ pub enum BindError {
     Permission(PathBuf),
     /// The socket cannot be given to that owner or group.
     #[error(
-        "socket {0:?} cannot be given to that owner or group by this user: run as root or with CAP_CHOWN, or make this user a member of the group (usermod -aG)"
+        "socket {0:?} cannot be given to that owner or group by this user: only root, or who has CAP_CHOWN, gives a socket to another owner; a group, who was a member of it (usermod -aG) when the switch was started (`ringferry run --replace` starts it anew)"
     )]
     Owner(PathBuf),
     /// An inherited descriptor is not a listening Unix stream socket.

@@ -9,6 +9,7 @@ use ringferry_packet::vnet::Offloads;
 
 use super::{Findings, Known, WINDOW, count, percent, recent, states};
 use crate::explain::{Abilities, Plug};
+use crate::rules::Rate;
 
 /// A share of the time, or of what passes, from which on it is worth a sentence, in percent.
 const NOTEWORTHY: f64 = 1.0;
@@ -43,7 +44,8 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
         look_at_buffers(known, port, rates, findings);
     }
     look_at_floods(port, rates, findings);
-    look_at_limits(port, rates, findings);
+    look_at_overruns(known, port, findings);
+    look_at_limits(known, port, rates, findings);
     look_at_software(port, rates, findings);
     if !is_blind {
         look_at_notifications(port, rates, findings);
@@ -120,9 +122,6 @@ fn look_at_buffers(known: &Known<'_>, port: &PortSnapshot, rates: &Rates, findin
             count(rate)
         )
     });
-    let limit = flood.map_or_else(String::new, |(name, ..)| {
-        format!(" If {name} floods it, `ringferry ctl set {name} rate_in_packets=RATE` bounds {name}.")
-    });
     let ring = size.map_or_else(String::new, |size| format!(", with a ring of {size}"));
     let calls = rates.counter("calls");
     let late = if calls > 0.0 {
@@ -144,11 +143,59 @@ fn look_at_buffers(known: &Known<'_>, port: &PortSnapshot, rates: &Rates, findin
             percent(ran_out)
         ),
         format!(
-            "Give the guest {}more queue pairs with vCPUs of their own (`ethtool -L eth0 combined N`), or its port a `rate_out`. Look at `si` of `top` in the guest.{limit}",
+            "{}Give the guest {}more queue pairs with vCPUs of their own (`ethtool -L eth0 combined N`). A `rate_out` of its port spares the guest, and drops what is wanted as well. Look at `si` of `top` in the guest.",
+            bound(known, port).map_or_else(String::new, |bound| format!("{bound} ")),
             // The largest that QEMU has.
             if size.is_some_and(|size| size >= 1024) { "" } else { "a larger ring (`rx_queue_size=1024` in QEMU), " }
         ),
     );
+}
+
+/// What bounds the port that sends most of what this one cannot take, if there is one.
+pub(super) fn bound(known: &Known<'_>, port: &PortSnapshot) -> Option<String> {
+    let (name, rate, _) = loudest(known, port)?;
+    let sender = known.snapshot.ports.iter().find(|other| other.name == name)?;
+    let floods = recent(sender).is_some_and(|rates| rates.counter("rx_flooded") > rate / 2.0);
+    // A tenth of what it sends now, in whole thousands.
+    let less = (rate / 10_000.0).ceil();
+    Some(if floods {
+        format!(
+            "If {name} is not to send so much to everybody, `ringferry ctl set {name} storm=1kpps` bounds that alone."
+        )
+    } else {
+        format!(
+            "If {name} is not to send so much, `ringferry ctl set {name} rate_in_packets={less:.0}kpps` bounds it, to a tenth, and nobody else."
+        )
+    })
+}
+
+/// What others lose as this port sends more than they take.
+fn look_at_overruns(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findings) {
+    for other in known.snapshot.ports.iter().filter(|other| other.name != port.name) {
+        let dropped =
+            recent(other).and_then(|rates| rates.drops.get("no-receive-buffers").copied()).unwrap_or(0.0);
+        let (Some((loudest, rate, share)), Some(bound)) = (loudest(known, other), bound(known, other)) else {
+            continue;
+        };
+        if dropped < MANY / 5.0 || loudest != port.name {
+            continue;
+        }
+        findings.add(
+            "overruns",
+            Effect::Loses,
+            share,
+            format!(
+                "{} sends {} packets a second, {} of all that ports other than {} send, and at {} {} a second are dropped for want of receive buffers, whoever has sent them.",
+                port.name,
+                count(rate),
+                percent(share),
+                other.name,
+                other.name,
+                count(dropped)
+            ),
+            bound,
+        );
+    }
 }
 
 /// The other port that sends most, if it sends many packets, and most of all: its name, packets a second, and share in percent.
@@ -184,7 +231,7 @@ fn look_at_floods(port: &PortSnapshot, rates: &Rates, findings: &mut Findings) {
 }
 
 /// Limits of the port that are reached.
-fn look_at_limits(port: &PortSnapshot, rates: &Rates, findings: &mut Findings) {
+fn look_at_limits(known: &Known<'_>, port: &PortSnapshot, rates: &Rates, findings: &mut Findings) {
     let rule = |keys: [&str; 2]| {
         let set =
             keys.into_iter().filter_map(|key| Some(format!("{key}={}", port.rules.get(key)?.as_str()?)));
@@ -193,6 +240,16 @@ fn look_at_limits(port: &PortSnapshot, rates: &Rates, findings: &mut Findings) {
     let (name, paused) = (&port.name, rates.percent_of_time("rx_paused_microseconds"));
     // A limit that was taken away holds nobody back.
     let (rate_in, rate_out) = (rule(["rate_in", "rate_in_packets"]), rule(["rate_out", "rate_out_packets"]));
+    // Of two limits the one that it is nearer to.
+    let limits = (known.rules)(name).rate_in;
+    let rate_in = match (limits.bytes, limits.packets) {
+        (Some(bytes), Some(packets)) => {
+            let used = |counter, limit: Rate| rates.counter(counter) / limit.per_second as f64;
+            let by_bytes = used("rx_bytes", bytes) > used("rx_packets", packets);
+            rule(if by_bytes { ["rate_in", ""] } else { ["rate_in_packets", ""] })
+        }
+        _ => rate_in,
+    };
     if paused >= NOTEWORTHY && !rate_in.is_empty() {
         // A guest's ring holds it back. The queue of an interface of the host is full after 500 packets, and the host drops what comes then.
         let (effect, host) = match &port.negotiated {

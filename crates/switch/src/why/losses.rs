@@ -4,13 +4,13 @@ use ringferry_control::snapshot::{PortSnapshot, PortState, QueueRole, Rates};
 use ringferry_control::why::Effect;
 use ringferry_control::{CountedAt, DropReason};
 
-use super::{Findings, count, percent, recent};
+use super::{Findings, Known, count, load, percent, recent};
 
 /// Drops that are no loss: that is what the switch is for, and nothing is wrong.
 const WANTED: [DropReason; 2] = [DropReason::Filtered, DropReason::SamePort];
 
 /// Says for each reason for which a port has dropped packets in the last ten seconds which part of its packets that was, and what to do. Drops that were long ago are notes.
-pub(super) fn look(port: &PortSnapshot, findings: &mut Findings) {
+pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findings) {
     let PortSnapshot { name, .. } = port;
     for reason in DropReason::ALL {
         let total = port.drops.get(reason.name()).copied().unwrap_or(0);
@@ -33,7 +33,7 @@ pub(super) fn look(port: &PortSnapshot, findings: &mut Findings) {
             let (when, remedy) = if reason == DropReason::LinkDown && is_up {
                 ("It was not up then, and is now.", "Nothing, if it was down for a reason.".to_owned())
             } else {
-                (reason.meaning(), remedy(reason, port))
+                (reason.meaning(), remedy(known, reason, port))
             };
             findings.add(
                 &situation,
@@ -87,7 +87,7 @@ pub(super) fn look(port: &PortSnapshot, findings: &mut Findings) {
                 count(rate),
                 reason.meaning()
             ),
-            remedy(reason, port),
+            remedy(known, reason, port),
         );
     }
 }
@@ -98,14 +98,20 @@ fn dropped(rates: &Rates, reason: DropReason) -> f64 {
 }
 
 /// What to do about a reason at this port.
-fn remedy(reason: DropReason, port: &PortSnapshot) -> String {
+fn remedy(known: &Known<'_>, reason: DropReason, port: &PortSnapshot) -> String {
     let receiveq = port.queues.iter().find(|queue| queue.role == QueueRole::Receiveq);
     match (reason, receiveq) {
         (DropReason::NoReceiveBuffers, _) if port.queues.iter().any(|queue| queue.stalled.is_some()) => {
             "Its guest takes none: see whether it hangs or is paused.".to_owned()
         }
-        (DropReason::NoReceiveBuffers, Some(queue)) if queue.size < 1024 => {
-            format!("{} Its receive ring has {} entries now.", reason.remedy(), queue.size)
+        (DropReason::NoReceiveBuffers, queue) => {
+            // Whoever floods it is what to look at first.
+            let bound = load::bound(known, port).map_or_else(String::new, |bound| format!("{bound} "));
+            let ring = queue.filter(|queue| queue.size < 1024);
+            let ring = ring.map_or_else(String::new, |queue| {
+                format!(" Its receive ring has {} entries now.", queue.size)
+            });
+            format!("{bound}{}{ring}", reason.remedy())
         }
         _ => reason.remedy().to_owned(),
     }

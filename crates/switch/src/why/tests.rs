@@ -289,6 +289,18 @@ fn cases() -> Vec<Case> {
             "Of all that other ports send, 100 % comes from vm1, 6.00k packets a second.",
         ),
         case(
+            "overruns",
+            Loses,
+            ("vm1", None),
+            || {
+                let mut scene = Scene::new(NO_RULES);
+                scene.wire(1).set_room(0, 0);
+                scene.keep_sending(0, &vec![frame(2, 1, 60); 600]);
+                scene
+            },
+            "vm1 sends 6.00k packets a second, 100 % of all that ports other than vm2 send, and at vm2 6.00k a second are dropped",
+        ),
+        case(
             "drops-no-receive-buffers",
             Loses,
             ("vm2", None),
@@ -894,6 +906,28 @@ fn an_address_that_was_taken_is_held_where_the_rules_allow_it() {
     }
 }
 
+/// Whoever cannot take what one other sends is told of the limit that bounds that one, before all that bounds itself.
+#[test]
+fn who_floods_is_what_is_bounded_first() {
+    let mut scene = Scene::new(NO_RULES);
+    scene.wire(1).set_room(0, 0);
+    scene.keep_sending(0, &vec![frame(2, 1, 60); 600]);
+    let bound = "If vm1 is not to send so much, `ringferry ctl set vm1 rate_in_packets=1kpps` bounds it";
+    for (port, situation) in
+        [("vm2", "out-of-buffers"), ("vm2", "drops-no-receive-buffers"), ("vm1", "overruns")]
+    {
+        let found = scene.why(port, None).findings;
+        let finding = found.iter().find(|finding| finding.situation == situation).unwrap();
+        assert!(finding.remedy.starts_with(bound), "{}", finding.remedy);
+    }
+    // Of broadcasts it is another limit.
+    let mut scene = Scene::new(NO_RULES);
+    scene.wire(1).set_room(0, 0);
+    scene.keep_sending(0, &vec![frame(0xff, 1, 60); 600]);
+    let found = scene.why("vm2", None).findings;
+    assert!(found[0].remedy.contains("`ringferry ctl set vm1 storm=1kpps`"), "{}", found[0].remedy);
+}
+
 /// It is the limit which was reached that is to be raised.
 #[test]
 fn a_port_that_waits_for_packets_is_not_told_of_bits() {
@@ -901,6 +935,14 @@ fn a_port_that_waits_for_packets_is_not_told_of_bits() {
     scene.keep_sending(0, &vec![frame(2, 1, 60); 200]);
     let found = scene.why("vm1", None).findings;
     let paused = found.iter().find(|finding| finding.situation == "paused-by-rate-in").unwrap();
+    assert!(paused.remedy.contains("`ringferry ctl set vm1 rate_in_packets=RATE`"), "{}", paused.remedy);
+    // Also where there is another one that is far away.
+    let rules: &[&str] = &["rate_in_packets=1kpps", "rate_in_packets_burst=128", "rate_in=1gbit"];
+    let mut scene = Scene::new([rules, &[], &[]]);
+    scene.keep_sending(0, &vec![frame(2, 1, 60); 200]);
+    let found = scene.why("vm1", None).findings;
+    let paused = found.iter().find(|finding| finding.situation == "paused-by-rate-in").unwrap();
+    assert!(paused.text.ends_with("because of rate_in_packets=1kpps."), "{}", paused.text);
     assert!(paused.remedy.contains("`ringferry ctl set vm1 rate_in_packets=RATE`"), "{}", paused.remedy);
 }
 
