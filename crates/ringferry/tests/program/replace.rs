@@ -729,6 +729,13 @@ fn an_uplink_stays_in_the_namespace() {
         assert_eq!(netif::index("rf0").unwrap(), index);
         assert!(netif::is_up("rf0").unwrap());
     }
+    // A process in another namespace could not look after the tap.
+    let pid = switch.process.pid();
+    let mut elsewhere = Command::new("unshare");
+    elsewhere.arg("--net").arg(ringferry().get_program()).args(["run", "--replace", "--control"]);
+    let refused = elsewhere.arg(place.control()).output().unwrap();
+    let said = failure(&refused);
+    assert!(said.contains(&format!("nsenter --net=/proc/{pid}/ns/net ringferry run --replace")), "{said}");
     switch.stop();
     assert_eq!(netif::index("rf0").unwrap(), None);
 }

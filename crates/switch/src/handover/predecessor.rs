@@ -17,7 +17,7 @@ use super::bulk::Writer;
 use super::channel::{Channel, Kind, Message};
 use super::kept::Keeper;
 use super::state::{
-    Draft, EntryState, Executable, FORMAT, Final, Hello, InForce, PortNumbers, Running, UNDERSTOOD, Values,
+    Draft, EntryState, FORMAT, FileId, Final, Hello, InForce, PortNumbers, Running, UNDERSTOOD, Values,
     WorkerState,
 };
 use super::{PATIENCE, QUIET};
@@ -288,7 +288,8 @@ fn hello(parts: &Parts<'_>) -> Hello {
         format: FORMAT,
         needs,
         program: env!("CARGO_PKG_VERSION").to_owned(),
-        executable: Executable::own(),
+        executable: FileId::of_executable(),
+        network: FileId::of_network(),
         in_force: InForce::of(parts.config, parts.workers.count()),
         began: parts.workers.began(),
         started: Workers::nanoseconds(parts.started),

@@ -37,7 +37,10 @@ pub(crate) struct Hello {
     pub(crate) program: String,
     /// The file that the process executes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) executable: Option<Executable>,
+    pub(crate) executable: Option<FileId>,
+    /// The network namespace of the process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) network: Option<FileId>,
     /// The configuration.
     #[serde(flatten)]
     pub(crate) in_force: InForce,
@@ -93,18 +96,27 @@ impl InForce {
     }
 }
 
-/// What tells the file that a process executes from all others, for as long as it does: another file cannot have its number meanwhile, under whatever name.
+/// What tells a file from all others for as long as it is in use: another one cannot have its number meanwhile, under whatever name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Executable {
+pub(crate) struct FileId {
     device: u64,
     inode: u64,
 }
 
-impl Executable {
-    /// Returns that of this process; `None` where there is no `/proc`. A process in the sandbox can be looked at by nobody but itself.
-    pub(crate) fn own() -> Option<Executable> {
-        let file = std::fs::metadata("/proc/self/exe").ok()?;
-        Some(Executable { device: file.dev(), inode: file.ino() })
+impl FileId {
+    /// Returns that of the file that this process executes; `None` where there is no `/proc`. A process in the sandbox can be looked at by nobody but itself.
+    pub(crate) fn of_executable() -> Option<FileId> {
+        Self::at("/proc/self/exe")
+    }
+
+    /// Returns that of the network namespace of this process; `None` where there is no `/proc`.
+    pub(crate) fn of_network() -> Option<FileId> {
+        Self::at("/proc/self/ns/net")
+    }
+
+    fn at(path: &str) -> Option<FileId> {
+        let file = std::fs::metadata(path).ok()?;
+        Some(FileId { device: file.dev(), inode: file.ino() })
     }
 }
 

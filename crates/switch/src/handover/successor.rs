@@ -22,7 +22,7 @@ use serde::de::DeserializeOwned;
 use super::bulk::{Ports, Reader};
 use super::channel::{Channel, Kind, Message};
 use super::kept::Keeper;
-use super::state::{Draft, Executable, FORMAT, Final, Hello, PortNumbers, Running, UNDERSTOOD};
+use super::state::{Draft, FORMAT, FileId, Final, Hello, PortNumbers, Running, UNDERSTOOD};
 use super::{PATIENCE, QUIET};
 use crate::StartError;
 use crate::config::{Config, ConfigError, PortConfig, PortKind};
@@ -54,6 +54,12 @@ pub enum SuccessionError {
         /// What this program does not understand.
         why: String,
     },
+    /// It is in another network namespace, and has taps there.
+    #[error(
+        "the running switch is in another network namespace than this process, which could not look after its taps from here: \
+         run it there (`nsenter --net=/proc/{0}/ns/net ringferry run --replace`)"
+    )]
+    Elsewhere(u32),
     /// Its configuration makes no sense to this program.
     #[error("this program refuses the configuration in force:\n{0}")]
     Config(#[from] ConfigError),
@@ -130,13 +136,17 @@ impl Successor {
             return Err(SuccessionError::Version { program: hello.program, why });
         }
         let config = hello.in_force.read()?;
+        let is_elsewhere = hello.network.is_some_and(|network| Some(network) != FileId::of_network());
+        if is_elsewhere && config.ports.iter().any(ports::has_interface) {
+            return Err(SuccessionError::Elsewhere(pid));
+        }
         Ok(Successor { channel, hello, config, control: control.to_owned(), pid })
     }
 
     /// Returns true if the switch that runs executes the same file as this process, so that there is nothing to be gained. One that does not say which file
     /// it executes is another program.
     pub fn is_of_this_program(&self) -> bool {
-        self.hello.executable.is_some() && self.hello.executable == Executable::own()
+        self.hello.executable.is_some() && self.hello.executable == FileId::of_executable()
     }
 
     /// Returns true unless the switch that runs says that it has no sandbox. One of an earlier version does not say, and has one by default.
