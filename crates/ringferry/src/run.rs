@@ -100,6 +100,9 @@ pub fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
         Some(config) => config,
         None => args.config()?,
     };
+    for oddity in config.oddities() {
+        tracing::warn!("{oddity}");
+    }
     passed.inherit(&config)?;
     let path = config.control.clone().unwrap_or_else(control::default_path);
     let process = Process::begin(args, &config, &path, NoHelper::Serve)?;

@@ -76,6 +76,8 @@ pub(crate) struct Requests<'s> {
     pub(crate) links: &'s mut Links,
     pub(crate) series: &'s Series,
     pub(crate) stalls: &'s Stalls,
+    /// When the configuration file was refused, if it was when it was last read.
+    pub(crate) refused: &'s mut Option<Instant>,
     pub(crate) keeper: Option<&'s mut Keeper>,
 }
 
@@ -539,7 +541,14 @@ impl Requests<'_> {
     /// Returns what is wrong with the switch itself, for people.
     fn troubles(&self) -> Vec<String> {
         let unkept = self.keeper.as_deref().and_then(Keeper::trouble).map(str::to_owned);
-        self.privileges.trouble().into_iter().chain(unkept).collect()
+        let refused = self.refused.zip(self.config.file.as_ref()).map(|(when, file)| {
+            format!(
+                "its configuration file could not be read again {} s ago, and the next start may fail: `ringferry run {} --check` says why, and `ringferry ctl reload` reads it again",
+                when.elapsed().as_secs(),
+                file.path.display()
+            )
+        });
+        self.privileges.trouble().into_iter().chain(unkept).chain(refused).collect()
     }
 }
 

@@ -104,6 +104,8 @@ pub struct Switch {
     drains: Drains,
     series: Series,
     stalls: Stalls,
+    /// When the configuration file was refused, if it was when it was last read.
+    refused: Option<Instant>,
 }
 
 /// How a switch that ran has ended.
@@ -261,6 +263,7 @@ impl OpenSwitch {
             drains: Drains::default(),
             series: Series::default(),
             stalls: Stalls::default(),
+            refused: None,
         })
     }
 }
@@ -691,7 +694,10 @@ impl Switch {
                 tracing::info!(changed, failed, file, "the configuration was read again");
             }
             Err(error) => {
-                tracing::error!("the configuration was not read again, and nothing has changed: {error}");
+                // A line for each mistake, as whoever reads the log looks for lines.
+                for line in error.lines() {
+                    tracing::error!("the configuration was not read again, and nothing has changed: {line}");
+                }
             }
         }
         self.tell_status();
@@ -713,6 +719,7 @@ impl Switch {
             links,
             series,
             stalls,
+            refused,
             predecessor,
             keeper,
             ..
@@ -735,6 +742,7 @@ impl Switch {
                 links,
                 series,
                 stalls,
+                refused,
                 keeper: keeper.as_mut(),
                 replacing,
             },

@@ -82,7 +82,7 @@ impl Checked {
             return writeln!(io::stdout(), "{}", serde_json::to_string(self)?);
         }
         for note in &self.notes {
-            writeln!(io::stderr(), "{note}")?;
+            writeln!(io::stderr(), "note: {note}")?;
         }
         match self.ports.filter(|_| self.valid) {
             Some(1) => writeln!(io::stdout(), "the configuration is valid; it has 1 port"),

@@ -101,6 +101,26 @@ fn a_port_is_added_used_and_removed_beside_traffic_and_the_file_says_so() {
     assert_eq!(place.files(), ["rf.toml"]);
 }
 
+/// Nobody looks into the log before the next start.
+#[test]
+fn a_file_that_was_refused_is_told_of_until_it_is_read() {
+    let place = Place::new();
+    let mut switch = start(&place, "");
+    write(&place, "[[port]]\nkind = 'tun'\n[[port]]\nkind = 'tup'\n");
+    switch.process.signal(Signal::HUP);
+    switch.process.until_logged("\"tup\" is not a kind of port");
+    // Each mistake is a line of its own, with all that a line has.
+    assert_eq!(switch.process.logged("the configuration was not read again"), 2);
+    let said = place.ctl(&["why"]);
+    let path = file(&place).display().to_string();
+    assert!(said.contains("Of the switch itself: its configuration file could not be read again "), "{said}");
+    assert!(said.contains(&format!("`ringferry run {path} --check` says why")), "{said}");
+    write(&place, "");
+    place.ctl(&["reload"]);
+    assert!(!place.ctl(&["why"]).contains("could not be read again"));
+    switch.stop();
+}
+
 #[test]
 fn a_socket_that_was_removed_is_made_anew_by_a_reload_and_whoever_is_connected_stays() {
     for sandbox in ["on", "off"] {

@@ -19,7 +19,7 @@ impl Config {
             {
                 odd.push(format!(
                     "port {name}: it has no vlan, so it is a trunk of all VLANs: what its guest sends with a tag of {vid} reaches {access}. \
-                     Give it a vlan, or native=none and a trunk of the VLANs that it is to reach, unless that is meant"
+                     Give it a vlan, or a trunk of those that it is to reach; trunk=1-4094 with native=0 says that it is meant"
                 ));
             }
             odd.extend(locked_out(rules).map(|mac| {
@@ -53,6 +53,7 @@ mod tests {
         assert_eq!(odd(&["vhost-user:/a.sock,vlan=10", "tap:t0"]), [""; 0]);
         assert_eq!(odd(&["vhost-user:/a.sock", "vhost-user:/b.sock", "tap:t0"]), [""; 0]);
         assert_eq!(odd(&["vhost-user:/a.sock,vlan=10", "vhost-user:/b.sock,trunk=10"]), [""; 0]);
+        assert_eq!(odd(&["vhost-user:/a.sock,vlan=10", "vhost-user:/b.sock,trunk=1-4094,native=0"]), [""; 0]);
         let [found] = odd(&["vhost-user:/a.sock,vlan=10", "vhost-user:/b.sock"]).try_into().unwrap();
         assert!(
             found.starts_with("port b: it has no vlan") && found.contains("a tag of 10 reaches a."),

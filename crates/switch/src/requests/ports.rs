@@ -120,6 +120,12 @@ impl Requests<'_> {
 
     /// Makes the switch what its configuration file says now, or says what that would take.
     pub(crate) fn reload(&mut self, dry_run: bool) -> Result<Reload, String> {
+        let reloaded = self.read_again(dry_run);
+        *self.refused = reloaded.is_err().then(Instant::now);
+        reloaded
+    }
+
+    fn read_again(&mut self, dry_run: bool) -> Result<Reload, String> {
         let file = self.config.file.as_ref().ok_or(NO_FILE)?;
         let shown = file.path.display().to_string();
         let (privileges, path, count) = (self.privileges, file.path.clone(), self.workers.count());

@@ -456,7 +456,7 @@ pub(super) fn look_at_switch(known: &Known<'_>, findings: &mut Findings) {
             Effect::Notes,
             95.0,
             format!("Of the switch itself: {trouble}."),
-            "Packets pass meanwhile. The command that is named there takes over from this process, without a loss.",
+            "Packets pass meanwhile. The command that is named there mends it, without a loss.",
         );
     }
     let fdb = &known.snapshot.fdb;

@@ -1,7 +1,8 @@
 //! Ports that carry nothing, and why.
 
 use ringferry_control::snapshot::{
-    FdbLost, FdbSnapshot, Negotiated, PortSnapshot, PortState, QueueRole, QueueSnapshot, SessionEnd,
+    FdbEntry, FdbLost, FdbRestless, FdbSnapshot, Negotiated, PortSnapshot, PortState, QueueRole,
+    QueueSnapshot, SessionEnd,
 };
 use ringferry_control::why::{Effect, NOT_CONNECTED};
 
@@ -255,7 +256,13 @@ pub(super) const NEWS: u32 = 60;
 
 fn look_at_addresses(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findings) {
     let name = &port.name;
-    for address in known.snapshot.fdb.restless.iter().filter(|address| address.ports.contains(name)) {
+    let fdb = &known.snapshot.fdb;
+    // One that was held somewhere since moves no more.
+    let moves = |address: &&FdbRestless| {
+        let is_it = |entry: &FdbEntry| (entry.vlan, entry.mac) == (address.vlan, address.mac);
+        !fdb.entries.iter().any(|entry| entry.fixed && is_it(entry))
+    };
+    for address in fdb.restless.iter().filter(|address| address.ports.contains(name)).filter(moves) {
         findings.add(
             "address-moves",
             Effect::Loses,

@@ -906,6 +906,23 @@ fn an_address_that_was_taken_is_held_where_the_rules_allow_it() {
     }
 }
 
+#[test]
+fn an_address_that_is_held_since_moves_no_more() {
+    let mut scene = Scene::new(NO_RULES);
+    for _ in 0..3 {
+        scene.send(0, frame(3, 9, 60));
+        scene.send(1, frame(3, 9, 60));
+    }
+    let moves = |scene: &mut Scene| {
+        scene.why("vm1", None).findings.iter().any(|finding| finding.situation == "address-moves")
+    };
+    assert!(moves(&mut scene));
+    let held = rules(&["static_macs=02:00:00:00:00:09"]);
+    scene.bed.set_rules(scene.guests[0].id, &held);
+    scene.guests[0].rules = held;
+    assert!(!moves(&mut scene));
+}
+
 /// Whoever cannot take what one other sends is told of the limit that bounds that one, before all that bounds itself.
 #[test]
 fn who_floods_is_what_is_bounded_first() {
