@@ -23,6 +23,9 @@ const DELAYED: f64 = 5.0;
 /// Packets a second from which on their batches matter.
 const MANY: f64 = 5_000.0;
 
+/// Packets a second that are lost at one port from which on whoever sends most of them is told.
+const MANY_LOST: f64 = 1_000.0;
+
 /// Frames a second to every port from which on they are no accident: resolution of addresses and discovery of services take a few.
 const FLOOD: f64 = 1_000.0;
 
@@ -174,12 +177,13 @@ fn look_at_overruns(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findi
     for other in known.snapshot.ports.iter().filter(|other| other.name != port.name) {
         let dropped =
             recent(other).and_then(|rates| rates.drops.get("no-receive-buffers").copied()).unwrap_or(0.0);
-        let (Some((loudest, rate, share)), Some(bound)) = (loudest(known, other), bound(known, other)) else {
-            continue;
-        };
-        if dropped < MANY / 5.0 || loudest != port.name {
+        if dropped < MANY_LOST {
             continue;
         }
+        let Some((_, rate, share)) = loudest(known, other).filter(|(name, ..)| *name == port.name) else {
+            continue;
+        };
+        let Some(bound) = bound(known, other) else { continue };
         findings.add(
             "overruns",
             Effect::Loses,
