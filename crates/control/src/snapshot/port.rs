@@ -50,7 +50,7 @@ pub struct PortSnapshot {
     pub ended: Option<SessionEnd>,
     /// Seconds since the front end that is connected has stopped its rings. Absent if one of them runs, or none ever did.
     pub stopped_seconds: Option<u64>,
-    /// Who is connected to the socket of the port.
+    /// The process that is connected to the socket of the port.
     pub front_end: Option<FrontEnd>,
 }
 
@@ -63,14 +63,14 @@ pub struct FrontEnd {
     pub pid: Option<u32>,
     /// The user id that it had then.
     pub user: u32,
-    /// Whether it has sent a message.
+    /// True if it has sent a message.
     pub heard: bool,
     /// Bytes of its memory that are mapped: what `port_memory_gib` bounds.
     pub mapped_bytes: u64,
 }
 
 impl FrontEnd {
-    /// Who it is, for people.
+    /// Says who it is, for people.
     pub fn to_text(&self) -> String {
         let pid = self.pid.map_or_else(|| "of another PID namespace".to_owned(), |pid| pid.to_string());
         format!("process {pid} of user {}", self.user)
@@ -227,7 +227,7 @@ struct Json {
     /// Seconds since the front end that is connected has stopped its rings. Absent if one of them runs, or none ever did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     stopped_seconds: Option<u64>,
-    /// Who is connected to the socket of the port.
+    /// The process that is connected to the socket of the port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     front_end: Option<FrontEnd>,
 }

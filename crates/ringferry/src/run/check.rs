@@ -8,18 +8,18 @@ use serde::Serialize;
 use super::Error;
 use crate::run_args::RunArgs;
 
-/// What was found.
+/// The result of a check.
 #[derive(Debug, Default, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Checked {
-    /// Whether a switch would start with it here: there are no problems.
+    /// True if a switch would start with it here: there are no problems.
     valid: bool,
     /// Number of its ports. Absent where problems keep them from being counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     ports: Option<usize>,
-    /// Why no switch would start.
+    /// The reasons why no switch would start.
     problems: Vec<Problem>,
-    /// What is strange, and keeps no switch from starting.
+    /// Remarks on what is strange, and keeps no switch from starting.
     notes: Vec<String>,
 }
 
@@ -31,7 +31,7 @@ struct Problem {
     place: String,
     /// The key, such as `port.mtu`. Empty if it is not about one key.
     key: String,
-    /// What is wrong, and what would be right.
+    /// The mistake, and what would be right.
     message: String,
 }
 

@@ -229,16 +229,14 @@ impl PortTable {
     /// See [`PortControl::listen_again`].
     pub(crate) fn listen_again(
         &mut self,
-        name: &str,
+        port: &PortConfig,
         passed: &mut Passed,
         epoll: &Epoll,
     ) -> Result<(), OpenError> {
-        let Self { entries, ids, budget, memory, workers, tracks, .. } = self;
-        let Some((id, entry)) = entries.iter_mut().find(|(_, entry)| entry.config.name == name) else {
-            return Ok(());
-        };
-        let mut cx = Context { workers, epoll, ids, budget, memory, tracks: *tracks, entry: *id };
-        entry.control.listen_again(&entry.config, passed, &mut cx)
+        let entry = self.entries.iter().find(|(_, entry)| entry.config.name == port.name).map(|(id, _)| *id);
+        let done =
+            entry.and_then(|id| self.with(id, epoll, |control, cx| control.listen_again(port, passed, cx)));
+        done.unwrap_or(Ok(()))
     }
 
     /// Disconnects the peers that workers cannot serve any more.

@@ -11,6 +11,7 @@ use ringferry_control::{Answer, PortAction, PortChange, Reload, ReloadStep, Resp
 use ringferry_sys::tap::TapError;
 
 use super::{Requests, changes};
+use crate::Passed;
 use crate::config::{Effect, PortConfig, PortKind, TapConfig, TapSource};
 use crate::drains::Drained;
 use crate::ports::{self, OpenError, Plug};
@@ -257,9 +258,8 @@ impl Requests<'_> {
     fn listen_again(&mut self, port: &PortConfig) -> Result<(), String> {
         // The helper takes the port for open.
         self.close(&port.name);
-        let (privileges, workers) = (self.privileges, self.workers.count());
-        let opened = privileges.open(port, workers, &mut || self.serve_ports());
-        let done = opened.and_then(|mut passed| self.ports.listen_again(&port.name, &mut passed, self.epoll));
+        let opened = self.acquire(port);
+        let done = opened.and_then(|mut passed| self.ports.listen_again(port, &mut passed, self.epoll));
         done.map_err(|error| error.to_string())
     }
 
@@ -280,10 +280,15 @@ impl Requests<'_> {
 
     /// Opens what a port is made of.
     fn open(&mut self, port: &PortConfig) -> Result<Plug, String> {
-        let (privileges, workers) = (self.privileges, self.workers.count());
-        let opened = privileges.open(port, workers, &mut || self.serve_ports());
-        let plug = opened.and_then(|mut passed| ports::open(port, workers, &mut passed));
+        let workers = self.workers.count();
+        let plug = self.acquire(port).and_then(|mut passed| ports::open(port, workers, &mut passed));
         plug.map_err(|error| error.to_string())
+    }
+
+    /// Has the helper open what a port is made of, if there is a helper.
+    fn acquire(&mut self, port: &PortConfig) -> Result<Passed, OpenError> {
+        let (privileges, workers) = (self.privileges, self.workers.count());
+        privileges.open(port, workers, &mut || self.serve_ports())
     }
 
     /// Plugs in a port that was opened.

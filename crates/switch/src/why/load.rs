@@ -147,29 +147,27 @@ fn look_at_buffers(known: &Known<'_>, port: &PortSnapshot, rates: &Rates, findin
         ),
         format!(
             "{}Give the guest {}more queue pairs with vCPUs of their own (`ethtool -L eth0 combined N`). A `rate_out` of its port spares the guest, and drops what is wanted as well. Look at `si` of `top` in the guest.",
-            bound(known, port).map_or_else(String::new, |bound| format!("{bound} ")),
+            flood.map_or_else(String::new, |flood| format!("{} ", bound(known, flood))),
             // The largest that QEMU has.
             if size.is_some_and(|size| size >= 1024) { "" } else { "a larger ring (`rx_queue_size=1024` in QEMU), " }
         ),
     );
 }
 
-/// What bounds the port that sends most of what this one cannot take, if there is one.
-pub(super) fn bound(known: &Known<'_>, port: &PortSnapshot) -> Option<String> {
-    let (name, rate, _) = loudest(known, port)?;
-    let sender = known.snapshot.ports.iter().find(|other| other.name == name)?;
-    let floods = recent(sender).is_some_and(|rates| rates.counter("rx_flooded") > rate / 2.0);
+/// The command that bounds a port which sends more than another can take.
+pub(super) fn bound(known: &Known<'_>, (name, rate, _): Loudest<'_>) -> String {
+    let mut ports = known.snapshot.ports.iter();
+    let sent = ports.find(|port| port.name == name).and_then(recent);
+    if sent.is_some_and(|rates| rates.counter("rx_flooded") > rate / 2.0) {
+        return format!(
+            "If {name} is not to send so much to everybody, `ringferry ctl set {name} storm=1kpps` bounds that alone."
+        );
+    }
     // A tenth of what it sends now, in whole thousands.
     let less = (rate / 10_000.0).ceil();
-    Some(if floods {
-        format!(
-            "If {name} is not to send so much to everybody, `ringferry ctl set {name} storm=1kpps` bounds that alone."
-        )
-    } else {
-        format!(
-            "If {name} is not to send so much, `ringferry ctl set {name} rate_in_packets={less:.0}kpps` bounds it, to a tenth, and nobody else."
-        )
-    })
+    format!(
+        "If {name} is not to send so much, `ringferry ctl set {name} rate_in_packets={less:.0}kpps` bounds it, to a tenth, and nobody else."
+    )
 }
 
 /// What others lose as this port sends more than they take.
@@ -180,10 +178,8 @@ fn look_at_overruns(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findi
         if dropped < MANY_LOST {
             continue;
         }
-        let Some((_, rate, share)) = loudest(known, other).filter(|(name, ..)| *name == port.name) else {
-            continue;
-        };
-        let Some(bound) = bound(known, other) else { continue };
+        let Some(flood) = loudest(known, other).filter(|(name, ..)| *name == port.name) else { continue };
+        let (_, rate, share) = flood;
         findings.add(
             "overruns",
             Effect::Loses,
@@ -197,13 +193,16 @@ fn look_at_overruns(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findi
                 other.name,
                 count(dropped)
             ),
-            bound,
+            bound(known, flood),
         );
     }
 }
 
-/// The other port that sends most, if it sends many packets, and most of all: its name, packets a second, and share in percent.
-fn loudest<'s>(known: &Known<'s>, port: &PortSnapshot) -> Option<(&'s str, f64, f64)> {
+/// A port that sends many packets: its name, packets a second, and its share of what all send but one, in percent.
+pub(super) type Loudest<'s> = (&'s str, f64, f64);
+
+/// The other port that sends most, if it sends many packets, and most of all.
+pub(super) fn loudest<'s>(known: &Known<'s>, port: &PortSnapshot) -> Option<Loudest<'s>> {
     let others = known.snapshot.ports.iter().filter(|other| other.name != port.name);
     let rate = |other: &'s PortSnapshot| Some((other.name.as_str(), recent(other)?.counter("rx_packets")));
     let rates: Vec<_> = others.filter_map(rate).collect();
@@ -236,23 +235,22 @@ fn look_at_floods(port: &PortSnapshot, rates: &Rates, findings: &mut Findings) {
 
 /// Limits of the port that are reached.
 fn look_at_limits(known: &Known<'_>, port: &PortSnapshot, rates: &Rates, findings: &mut Findings) {
-    let rule = |keys: [&str; 2]| {
-        let set =
-            keys.into_iter().filter_map(|key| Some(format!("{key}={}", port.rules.get(key)?.as_str()?)));
+    let rule = |keys: &[&str]| {
+        let set = keys.iter().filter_map(|key| Some(format!("{key}={}", port.rules.get(*key)?.as_str()?)));
         set.collect::<Vec<_>>().join(", ")
     };
     let (name, paused) = (&port.name, rates.percent_of_time("rx_paused_microseconds"));
     // A limit that was taken away holds nobody back.
-    let (rate_in, rate_out) = (rule(["rate_in", "rate_in_packets"]), rule(["rate_out", "rate_out_packets"]));
+    let rate_out = rule(&["rate_out", "rate_out_packets"]);
     // Of two limits the one that it is nearer to.
     let limits = (known.rules)(name).rate_in;
     let rate_in = match (limits.bytes, limits.packets) {
         (Some(bytes), Some(packets)) => {
             let used = |counter, limit: Rate| rates.counter(counter) / limit.per_second as f64;
             let by_bytes = used("rx_bytes", bytes) > used("rx_packets", packets);
-            rule(if by_bytes { ["rate_in", ""] } else { ["rate_in_packets", ""] })
+            rule(&[if by_bytes { "rate_in" } else { "rate_in_packets" }])
         }
-        _ => rate_in,
+        _ => rule(&["rate_in", "rate_in_packets"]),
     };
     if paused >= NOTEWORTHY && !rate_in.is_empty() {
         // A guest's ring holds it back. The queue of an interface of the host is full after 500 packets, and the host drops what comes then.

@@ -106,7 +106,8 @@ fn remedy(known: &Known<'_>, reason: DropReason, port: &PortSnapshot) -> String 
         }
         (DropReason::NoReceiveBuffers, queue) => {
             // Whoever floods it is what to look at first.
-            let bound = load::bound(known, port).map_or_else(String::new, |bound| format!("{bound} "));
+            let bound = load::loudest(known, port);
+            let bound = bound.map_or_else(String::new, |flood| format!("{} ", load::bound(known, flood)));
             let ring = queue.filter(|queue| queue.size < 1024);
             let ring = ring.map_or_else(String::new, |queue| {
                 format!(" Its receive ring has {} entries now.", queue.size)

@@ -260,6 +260,14 @@ fn lacking(features: Features) -> Features {
     ALL.difference(features)
 }
 
+/// vm1 sends thousands of frames a second to this station, and vm2 takes none.
+fn overrun(to: u8) -> Scene {
+    let mut scene = Scene::new(NO_RULES);
+    scene.wire(1).set_room(0, 0);
+    scene.keep_sending(0, &vec![frame(to, 1, 60); 600]);
+    scene
+}
+
 fn cases() -> Vec<Case> {
     use Effect::{Loses, Notes, Slows, Stops};
     let case = |situation, effect, about, make, sentence| Case { situation, effect, about, make, sentence };
@@ -280,24 +288,14 @@ fn cases() -> Vec<Case> {
             "out-of-buffers",
             Loses,
             ("vm2", None),
-            || {
-                let mut scene = Scene::new(NO_RULES);
-                scene.wire(1).set_room(0, 0);
-                scene.keep_sending(0, &vec![frame(2, 1, 60); 600]);
-                scene
-            },
+            || overrun(2),
             "Of all that other ports send, 100 % comes from vm1, 6.00k packets a second.",
         ),
         case(
             "overruns",
             Loses,
             ("vm1", None),
-            || {
-                let mut scene = Scene::new(NO_RULES);
-                scene.wire(1).set_room(0, 0);
-                scene.keep_sending(0, &vec![frame(2, 1, 60); 600]);
-                scene
-            },
+            || overrun(2),
             "vm1 sends 6.00k packets a second, 100 % of all that ports other than vm2 send, and at vm2 6.00k a second are dropped",
         ),
         case(
@@ -926,9 +924,7 @@ fn an_address_that_is_held_since_moves_no_more() {
 /// Whoever cannot take what one other sends is told of the limit that bounds that one, before all that bounds itself.
 #[test]
 fn who_floods_is_what_is_bounded_first() {
-    let mut scene = Scene::new(NO_RULES);
-    scene.wire(1).set_room(0, 0);
-    scene.keep_sending(0, &vec![frame(2, 1, 60); 600]);
+    let mut scene = overrun(2);
     let bound = "If vm1 is not to send so much, `ringferry ctl set vm1 rate_in_packets=1kpps` bounds it";
     for (port, situation) in
         [("vm2", "out-of-buffers"), ("vm2", "drops-no-receive-buffers"), ("vm1", "overruns")]
@@ -938,9 +934,7 @@ fn who_floods_is_what_is_bounded_first() {
         assert!(finding.remedy.starts_with(bound), "{}", finding.remedy);
     }
     // Of broadcasts it is another limit.
-    let mut scene = Scene::new(NO_RULES);
-    scene.wire(1).set_room(0, 0);
-    scene.keep_sending(0, &vec![frame(0xff, 1, 60); 600]);
+    let mut scene = overrun(0xff);
     let found = scene.why("vm2", None).findings;
     assert!(found[0].remedy.contains("`ringferry ctl set vm1 storm=1kpps`"), "{}", found[0].remedy);
 }
