@@ -404,9 +404,9 @@ impl Area {
     /// Returns the `len` bytes at byte offset `at` for writing packets, or `None` if they are not all inside.
     #[inline(always)]
     pub fn write(&self, at: usize, len: usize) -> Option<WriteSlice<'_>> {
-        let inside = at <= self.len && len <= self.len - at;
+        let (end, overflows) = at.overflowing_add(len);
         // SAFETY: the range is inside the area, which stays mapped as long as it is borrowed.
-        inside.then(|| unsafe { WriteSlice::from_raw(self.base.add(at), len) })
+        (!overflows && end <= self.len).then(|| unsafe { WriteSlice::from_raw(self.base.add(at), len) })
     }
 
     /// Returns the address of the `T` at byte offset `at`.

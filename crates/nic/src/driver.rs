@@ -1,12 +1,12 @@
 //! The driver interface: one small trait per direction, implemented by each ring.
 //!
 //! [`TxQueue`](crate::tx::TxQueue) and [`RxQueue`](crate::rx::RxQueue) own the driver from attach to detach
-//! and call it from their one thread, per burst: [`TxDriver::encap`] for each packet, [`TxDriver::flush`],
-//! [`TxDriver::completed`] until it returns `None`; [`RxDriver::post`] for each buffer, [`RxDriver::flush`],
-//! [`RxDriver::completed`], [`RxDriver::start`] for each packet. A driver only translates segments to
-//! descriptors and completions to tokens. A *token* is the framework's number of a packet or buffer; the driver
-//! returns it as it was given. A driver must check numbers that a device writes before it returns them as
-//! tokens; the framework checks tokens against its own table, too.
+//! and call it from their one thread, per burst: [`TxDriver::encap`] for each packet, [`TxDriver::flush`] and
+//! [`TxDriver::completed`] once; [`RxDriver::post`] for each buffer, [`RxDriver::flush`] and
+//! [`RxDriver::completed`] once, [`RxDriver::start`] for each packet. A driver only translates segments to
+//! descriptors and completions to tokens. A *token* is the driver's number of a packet or buffer that the device has: below the number of
+//! entries of the ring, and that of no other until the driver returns it as completed. The number that its ring has for it anyway will do. A
+//! driver must check numbers that a device writes before it returns them as tokens; the framework checks tokens against its own table, too.
 
 use ringferry_memory::{ReadSlice, WriteSlice};
 use ringferry_packet::vnet::Header;
@@ -59,11 +59,11 @@ pub trait TxDriver {
         segments
     }
 
-    /// Writes the descriptors of a packet. The device need not see them before [`TxDriver::flush`].
+    /// Writes the descriptors of a packet, which the device need not see before [`TxDriver::flush`], and returns the packet's token.
     ///
     /// # Errors
     /// [`Refused`]; nothing was written then.
-    fn encap(&mut self, packet: &TxPacket<'_>, token: u16) -> Result<(), Refused>;
+    fn encap(&mut self, packet: &TxPacket<'_>) -> Result<u16, Refused>;
 
     /// Publishes the written descriptors to the device. Returns true if it wants its doorbell rung.
     fn flush(&mut self) -> bool;
@@ -74,14 +74,14 @@ pub trait TxDriver {
         false
     }
 
-    /// Returns the token of the next packet that the device has completed, in the device's order, or `None`.
-    fn completed(&mut self) -> Option<u16>;
+    /// Passes the tokens of up to `most` packets that the device has completed to `each`, in the device's order, and returns their number.
+    fn completed(&mut self, most: usize, each: impl FnMut(u16)) -> usize;
 }
 
 /// The completion of a receive buffer: the device has filled it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// The token that the buffer was posted with.
+    /// The token that [`RxDriver::post`] returned for the buffer.
     pub token: u16,
     /// Number of bytes that the device reports to have written; not checked against the buffer yet.
     pub len: u32,
@@ -109,17 +109,17 @@ pub trait RxDriver {
     fn room(&self) -> usize;
 
     /// Writes the descriptors of an empty buffer: one segment or, in [`RxMode::Whole`](crate::limits::RxMode),
-    /// several. The device need not see it before [`RxDriver::flush`].
+    /// several. The device need not see it before [`RxDriver::flush`]. Returns the buffer's token.
     ///
     /// # Errors
     /// [`Refused`]; the ring has not accepted the buffer then.
-    fn post(&mut self, segments: &[Segment], token: u16) -> Result<(), Refused>;
+    fn post(&mut self, segments: &[Segment]) -> Result<u16, Refused>;
 
     /// Publishes the posted buffers to the device. Returns true if it wants its doorbell rung.
     fn flush(&mut self) -> bool;
 
-    /// Returns the next buffer that the device has filled, or `None`.
-    fn completed(&mut self) -> Option<Completion>;
+    /// Passes up to `most` buffers that the device has filled to `each`, in the device's order, and returns their number.
+    fn completed(&mut self, most: usize, each: impl FnMut(Completion)) -> usize;
 
     /// Parses the driver's header in `front`, the first [`RxLimits::header_len`] bytes of a packet's first
     /// buffer. Called once per packet, in the order in which the first buffers were

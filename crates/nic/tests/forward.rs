@@ -55,17 +55,23 @@ impl RxDriver for LastFirst {
         usize::from(INPUT) - self.posted.len() - self.done.len()
     }
 
-    fn post(&mut self, segments: &[Segment], token: u16) -> Result<(), Refused> {
+    fn post(&mut self, segments: &[Segment]) -> Result<u16, Refused> {
+        let used = |token: u16| {
+            self.posted.iter().any(|(_, of)| *of == token) || self.done.iter().any(|done| done.token == token)
+        };
+        let token = (0..).find(|token| !used(*token)).unwrap();
         self.posted.push((segments[0], token));
-        Ok(())
+        Ok(token)
     }
 
     fn flush(&mut self) -> bool {
         false
     }
 
-    fn completed(&mut self) -> Option<Completion> {
-        self.done.pop_front()
+    fn completed(&mut self, most: usize, each: impl FnMut(Completion)) -> usize {
+        let count = most.min(self.done.len());
+        self.done.drain(..count).for_each(each);
+        count
     }
 
     fn start(&mut self, front: ReadSlice<'_>) -> Start {

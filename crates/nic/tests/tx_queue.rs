@@ -67,14 +67,14 @@ fn limits_are_checked_when_the_queue_is_attached() {
         fn cost(&self, segments: usize) -> usize {
             segments + 2
         }
-        fn encap(&mut self, packet: &ringferry_nic::driver::TxPacket<'_>, token: u16) -> Result<(), Refused> {
-            self.0.encap(packet, token)
+        fn encap(&mut self, packet: &ringferry_nic::driver::TxPacket<'_>) -> Result<u16, Refused> {
+            self.0.encap(packet)
         }
         fn flush(&mut self) -> bool {
             false
         }
-        fn completed(&mut self) -> Option<u16> {
-            None
+        fn completed(&mut self, _: usize, _: impl FnMut(u16)) -> usize {
+            0
         }
     }
     let attach = |ring| TxQueue::attach(Dear(ring), &pools, TxConfig::default()).map(drop);

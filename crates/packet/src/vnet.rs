@@ -115,15 +115,17 @@ impl Header {
     #[inline]
     #[must_use]
     pub const fn from_bytes(bytes: &[u8; Self::LEN]) -> Header {
-        let [flags, gso_type, h0, h1, g0, g1, s0, s1, o0, o1, n0, n1] = *bytes;
+        let [a, b, c, d, e, f, g, h, i, j, k, l] = *bytes;
+        // By words, as in `to_words`: two loads instead of twelve.
+        let (low, high) = (u64::from_le_bytes([a, b, c, d, e, f, g, h]), u32::from_le_bytes([i, j, k, l]));
         Header {
-            flags,
-            gso_type,
-            hdr_len: u16::from_le_bytes([h0, h1]),
-            gso_size: u16::from_le_bytes([g0, g1]),
-            csum_start: u16::from_le_bytes([s0, s1]),
-            csum_offset: u16::from_le_bytes([o0, o1]),
-            num_buffers: u16::from_le_bytes([n0, n1]),
+            flags: low as u8,
+            gso_type: (low >> 8) as u8,
+            hdr_len: (low >> 16) as u16,
+            gso_size: (low >> 32) as u16,
+            csum_start: (low >> 48) as u16,
+            csum_offset: high as u16,
+            num_buffers: (high >> 16) as u16,
         }
     }
 

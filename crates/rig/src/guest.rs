@@ -186,7 +186,7 @@ impl Guest {
         let bytes = [&[0; Header::LEN][..], frame].concat();
         assert_eq!(buf.append(&bytes), bytes.len());
         let buffer = Buffer { addr: buf.addr(), len: bytes.len() as u32 };
-        self.pair.transmitq.driver().ring().add(&[buffer], &[], u16::MAX).unwrap();
+        self.pair.transmitq.driver().ring().add(&[buffer], &[], ()).unwrap();
         self.publish_ring();
         let deadline = Instant::now() + PATIENCE;
         while self.pair.transmitq.driver().ring().collect().is_none() {

@@ -1,8 +1,8 @@
 //! The driver half of a virtqueue of either layout.
 //!
 //! [`Driver::new`] sets up a ring over zeroed memory before the device uses it. From then on one thread
-//! owns the half and calls [`Driver::add`] for each chain, [`Driver::publish`] once per burst, and
-//! [`Driver::collect`] until it returns `None`. Before it sleeps it calls [`Driver::enable_calls`]. When the
+//! owns the half and calls [`Driver::add`] for each chain, and once per burst [`Driver::publish`] and
+//! [`Driver::collect_each`]. Before it sleeps it calls [`Driver::enable_calls`]. When the
 //! device has stopped for good, [`Driver::detach_unused`] returns the tokens of the chains it never used,
 //! and the half is dropped.
 //!
@@ -35,6 +35,8 @@ pub enum AddError<T> {
 /// A chain that the device has used and returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used<T> {
+    /// The number that [`Driver::add`] returned for the chain.
+    pub id: u16,
     /// The token that the chain was added with.
     pub token: T,
     /// Number of bytes that the device reports to have written. It is not checked here: the caller must
@@ -169,12 +171,13 @@ impl<A: Words, T> Driver<A, T> {
 
     /// Adds a chain of `readable` buffers for the device to read and `writable` buffers for it to write,
     /// which must stay untouched until the chain is collected. The device does not see the chain until
-    /// [`Driver::publish`].
+    /// [`Driver::publish`]. Returns the number by which the ring knows the chain: below the queue size, and that of no other
+    /// chain until this one is collected or detached.
     ///
     /// # Errors
     /// [`AddError`]: nothing was added, and the error holds the token.
     #[inline(always)]
-    pub fn add(&mut self, readable: &[Buffer], writable: &[Buffer], token: T) -> Result<(), AddError<T>> {
+    pub fn add(&mut self, readable: &[Buffer], writable: &[Buffer], token: T) -> Result<u16, AddError<T>> {
         each!(self, ring => ring.add(readable, writable, token))
     }
 
@@ -196,7 +199,16 @@ impl<A: Words, T> Driver<A, T> {
     /// or the ring is broken.
     #[inline(always)]
     pub fn collect(&mut self) -> Option<Used<T>> {
-        each!(self, ring => ring.collect())
+        let mut next = None;
+        self.collect_each(1, |used| next = Some(used));
+        next
+    }
+
+    /// Passes up to `most` used chains to `each`, in the order in which the device used them, and returns how many there were.
+    /// What holds for all of them is looked at once, so this costs less than as many calls of [`Driver::collect`].
+    #[inline(always)]
+    pub fn collect_each(&mut self, most: usize, each: impl FnMut(Used<T>)) -> usize {
+        each!(self, ring => ring.collect_each(most, each))
     }
 
     /// Takes back a chain that the device never used, and returns its token; `None` when there are no more.

@@ -1,12 +1,12 @@
 //! Bookkeeping of outstanding chains in a driver half: a table by id and, with IN_ORDER, their order.
 //!
 //! The driver half of either layout creates an [`Outstanding`] at set-up and drops it with the ring. It
-//! calls [`Outstanding::insert`] for each chain that it adds, and [`Outstanding::complete`] for each one
+//! calls [`Outstanding::insert`] for each chain that it adds, and [`Outstanding::complete`] for each used element
 //! that it collects. Ids and lengths from the device are checked here. With IN_ORDER the device may use a
 //! batch of chains with one used element that names the last of them (2.7.9, 2.8.8); the chains are then
 //! completed one by one, oldest first, until the named one.
 //!
-//! The table also has a private copy of each chain's buffers ([`Outstanding::show`]), as descriptors in shared memory are
+//! The table also has a private copy of each chain's buffers, as descriptors in shared memory are
 //! the device's to overwrite. From it a driver half writes a ring anew for the device that comes after one that
 //! died ([`Outstanding::shown`]).
 
@@ -18,13 +18,24 @@ use crate::chain::{Buffer, F_WRITE};
 /// An outstanding chain: the device has it, or is about to get it.
 #[derive(Debug)]
 pub(crate) struct Entry<T> {
+    /// Its only buffer as the device was shown it; means nothing if there are several.
+    buffer: Buffer,
+    /// The number of chains that were added before, modulo 2^30, above the bits [`WRITABLE`] and [`SEVERAL`].
+    order: u32,
+    /// Sum of the lengths of its writable buffers in bytes.
+    writable_len: u32,
     /// Number of ring descriptors that the chain occupies; an indirect chain occupies one.
     pub(crate) slots: NonZeroU16,
-    /// Sum of the lengths of its writable buffers in bytes.
-    pub(crate) writable_len: u32,
     /// The token by which the ring's owner knows the chain.
     pub(crate) token: T,
 }
+
+/// Set in [`Entry::order`] if the buffer is one for the device to write.
+const WRITABLE: u32 = 1;
+/// Set in [`Entry::order`] if the chain has several buffers, which are in [`Outstanding::several`] instead.
+const SEVERAL: u32 = 2;
+/// The step from one chain to the next in [`Entry::order`].
+const STEP: u32 = 4;
 
 /// The step from one chain's id to the next one's when ids are given out in ring order (IN_ORDER).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,31 +46,18 @@ pub(crate) enum Ids {
     Count,
 }
 
+/// The id of a chain and a length in bytes, as the device wrote them.
+pub(crate) type Element = (u32, u32);
+
 /// State of a ring with IN_ORDER, whose device may use a batch of chains with one used element.
 #[derive(Debug)]
 struct InOrder {
     ids: Ids,
     /// Id of the oldest outstanding chain, which is completed next.
     oldest: u16,
-    /// Id of the last chain of the batch being collected, and the length in its used element.
-    batch: Option<(u16, u32)>,
+    /// The used element of the batch that is being collected: its last chain, and the length.
+    batch: Option<Element>,
 }
-
-/// The private copy of what the device was shown of a chain: its only buffer.
-#[derive(Clone, Copy, Debug, Default)]
-struct Shown {
-    addr: u64,
-    len: u32,
-    /// The number of chains that were added before, modulo 2^30, above the bits [`WRITABLE`] and [`SEVERAL`].
-    order: u32,
-}
-
-/// Set in [`Shown::order`] if the buffer is one for the device to write.
-const WRITABLE: u32 = 1;
-/// Set in [`Shown::order`] if the chain has several buffers, which are in [`Outstanding::several`] instead.
-const SEVERAL: u32 = 2;
-/// The step from one chain to the next in [`Shown::order`].
-const STEP: u32 = 4;
 
 /// A chain as it was added: its id, and its buffers with their flag [`F_WRITE`], readable ones first.
 pub(crate) type ShownChain = (u16, Vec<(Buffer, u16)>);
@@ -67,13 +65,11 @@ pub(crate) type ShownChain = (u16, Vec<(Buffer, u16)>);
 /// The table of outstanding chains, by id; its size is the queue size.
 #[derive(Debug)]
 pub(crate) struct Outstanding<T> {
-    entries: Vec<Option<Entry<T>>>,
+    entries: Box<[Option<Entry<T>>]>,
     in_order: Option<InOrder>,
-    /// By id, like the entries; what is there of other chains means nothing.
-    shown: Vec<Shown>,
     /// By id, the buffers of chains that have several. A vector is kept for the next chain with its id.
     several: Vec<Vec<(Buffer, u16)>>,
-    /// What [`Shown::order`] of the next chain is.
+    /// What [`Entry::order`] of the next chain is.
     order: u32,
 }
 
@@ -82,28 +78,37 @@ impl<T> Outstanding<T> {
         Self {
             entries: (0..size).map(|_| None).collect(),
             in_order: in_order.map(|ids| InOrder { ids, oldest: 0, batch: None }),
-            shown: vec![Shown::default(); size.into()],
             several: vec![Vec::new(); size.into()],
             order: 0,
         }
     }
 
-    /// Keeps a copy of the only buffer of chain `id`, which is about to be made available.
+    /// Records chain `id`, of one buffer with its flag [`F_WRITE`], which is about to be made available.
     #[inline(always)]
-    pub(crate) fn show(&mut self, id: u16, Buffer { addr, len }: Buffer, flags: u16) {
-        let writable = if flags & F_WRITE == 0 { 0 } else { WRITABLE };
+    pub(crate) fn insert(&mut self, id: u16, buffer: Buffer, flags: u16, token: T) {
+        let (writable, writable_len) = if flags & F_WRITE == 0 { (0, 0) } else { (WRITABLE, buffer.len) };
         let order = self.order | writable;
-        self.shown[usize::from(id)] = Shown { addr, len, order };
         self.order = self.order.wrapping_add(STEP);
+        let entry = Entry { buffer, order, writable_len, slots: NonZeroU16::MIN, token };
+        self.entries[usize::from(id)] = Some(entry);
     }
 
-    /// Keeps a copy of the buffers of chain `id`, of which there are several.
-    pub(crate) fn show_several(&mut self, id: u16, buffers: impl Iterator<Item = (Buffer, u16)>) {
+    /// Records chain `id`, of several buffers, which occupies `slots` descriptors.
+    pub(crate) fn insert_several(
+        &mut self,
+        id: u16,
+        buffers: impl Iterator<Item = (Buffer, u16)>,
+        slots: NonZeroU16,
+        token: T,
+    ) {
         let copies = &mut self.several[usize::from(id)];
         copies.clear();
         copies.extend(buffers);
-        self.shown[usize::from(id)].order = self.order | SEVERAL;
+        let writable = copies.iter().filter(|(_, flags)| flags & F_WRITE != 0);
+        let writable_len = writable.fold(0, |sum: u32, (buffer, _)| sum.wrapping_add(buffer.len));
+        let (buffer, order) = (Buffer::default(), self.order | SEVERAL);
         self.order = self.order.wrapping_add(STEP);
+        self.entries[usize::from(id)] = Some(Entry { buffer, order, writable_len, slots, token });
     }
 
     /// Returns all outstanding chains in the order in which they were added. A batch that is being collected ends here:
@@ -112,20 +117,16 @@ impl<T> Outstanding<T> {
         if let Some(order) = &mut self.in_order {
             order.batch = None;
         }
-        let (now, mut ids) = (self.order, Vec::new());
-        ids.extend((0..).zip(&self.entries).filter(|(_, entry)| entry.is_some()).map(|(id, _): (u16, _)| id));
+        let now = self.order;
+        let mut chains: Vec<(u16, &Entry<T>)> =
+            (0..).zip(&self.entries).filter_map(|(id, entry)| Some((id, entry.as_ref()?))).collect();
         // The oldest first: the one that is most steps behind.
-        ids.sort_by_key(|id| {
-            std::cmp::Reverse(now.wrapping_sub(self.shown[usize::from(*id)].order & !(STEP - 1)))
-        });
-        let buffers = |id: u16| {
-            let Shown { addr, len, order } = self.shown[usize::from(id)];
-            match order & SEVERAL {
-                0 => vec![(Buffer { addr, len }, if order & WRITABLE == 0 { 0 } else { F_WRITE })],
-                _ => self.several[usize::from(id)].clone(),
-            }
+        chains.sort_by_key(|(_, entry)| std::cmp::Reverse(now.wrapping_sub(entry.order & !(STEP - 1))));
+        let buffers = |(id, Entry { buffer, order, .. }): (u16, &Entry<T>)| match order & SEVERAL {
+            0 => (id, vec![(*buffer, if order & WRITABLE == 0 { 0 } else { F_WRITE })]),
+            _ => (id, self.several[usize::from(id)].clone()),
         };
-        ids.into_iter().map(|id| (id, buffers(id))).collect()
+        chains.into_iter().map(buffers).collect()
     }
 
     /// Returns `id + step` modulo the queue size: the next id when they are given out in ring order.
@@ -136,10 +137,16 @@ impl<T> Outstanding<T> {
         (if next >= size { next - size } else { next }) as u16
     }
 
-    /// Records a chain that is about to be made available.
+    /// Returns the used element that was read last if it covers more chains, which are collected before another is read.
     #[inline(always)]
-    pub(crate) fn insert(&mut self, id: u16, entry: Entry<T>) {
-        self.entries[usize::from(id)] = Some(entry);
+    pub(crate) fn batch(&self) -> Option<Element> {
+        self.in_order.as_ref().and_then(|order| order.batch)
+    }
+
+    /// Returns true if chains are used in the order in which they were added.
+    #[inline(always)]
+    pub(crate) fn is_in_order(&self) -> bool {
+        self.in_order.is_some()
     }
 
     /// Removes chain `id`, a number that the device wrote.
@@ -147,50 +154,55 @@ impl<T> Outstanding<T> {
     /// # Errors
     /// [`Fault::BadIndex`] and [`Fault::NotOutstanding`].
     #[inline(always)]
-    fn remove(&mut self, id: u32) -> Result<Entry<T>, Fault> {
+    pub(crate) fn remove(&mut self, id: u32) -> Result<Entry<T>, Fault> {
         let entry = self.entries.get_mut(id as usize).ok_or(Fault::BadIndex(id))?;
         entry.take().ok_or(Fault::NotOutstanding(id))
     }
 
-    /// Returns true if the used element that was read last covers more chains.
-    #[inline(always)]
-    pub(crate) fn in_batch(&self) -> bool {
-        self.in_order.as_ref().is_some_and(|order| order.batch.is_some())
-    }
-
-    /// Removes the next used chain and returns its id, its entry, and the number of bytes written.
-    /// `element` reads the next used element (id and length); it is only called outside a batch.
+    /// With IN_ORDER removes the chains that a used element covers, `most` at most (and one at least), and passes the id of each, its entry and
+    /// the number of bytes written to `each`: all before the chain that it names, and this last. What is left is a [`batch`](Self::batch).
     ///
     /// # Errors
-    /// [`Fault::BadIndex`] and [`Fault::NotOutstanding`], if the device named a chain it does not have.
+    /// [`Fault::BadIndex`] and [`Fault::NotOutstanding`], if the device named a chain it does not have. None is removed then.
     #[inline(always)]
-    pub(crate) fn complete(
+    pub(crate) fn remove_batch(
         &mut self,
-        element: impl FnOnce() -> (u32, u32),
-    ) -> Result<(u16, Entry<T>, u32), Fault> {
-        let Some(order) = &self.in_order else {
-            let (id, len) = element();
-            return Ok((id as u16, self.remove(id)?, len));
+        (last, len): Element,
+        most: usize,
+        mut each: impl FnMut(u16, Entry<T>, u32),
+    ) -> Result<(), Fault> {
+        // Without this check a batch that ends at a chain the device does not have would complete
+        // every outstanding chain.
+        self.entries
+            .get(last as usize)
+            .ok_or(Fault::BadIndex(last))?
+            .as_ref()
+            .ok_or(Fault::NotOutstanding(last))?;
+        let Some(InOrder { ids, oldest, batch }) = &mut self.in_order else { return Ok(()) };
+        let (size, by_slots) = (self.entries.len() as u32, *ids == Ids::Slots);
+        let after = |id: u32, slots: NonZeroU16| {
+            let next = id + if by_slots { u32::from(slots.get()) } else { 1 };
+            if next >= size { next - size } else { next }
         };
-        let (ids, oldest) = (order.ids, order.oldest);
-        let (last, len) = match order.batch {
-            Some(batch) => batch,
-            None => {
-                let (id, len) = element();
-                let entry = self.entries.get(id as usize).ok_or(Fault::BadIndex(id))?;
-                // Without this check a batch that ends at a chain the device does not have would complete
-                // every outstanding chain.
-                entry.as_ref().ok_or(Fault::NotOutstanding(id))?;
-                (id as u16, len)
-            }
-        };
-        let entry = self.remove(oldest.into())?;
-        let step = if ids == Ids::Slots { entry.slots.get() } else { 1 };
-        let next = self.following(oldest, step);
-        // A chain without a used element of its own counts as completely written (2.7.9).
-        let (batch, len) = if oldest == last { (None, len) } else { (Some((last, len)), entry.writable_len) };
-        self.in_order = Some(InOrder { ids, oldest: next, batch });
-        Ok((oldest, entry, len))
+        let (mut at, mut left) = (u32::from(*oldest), most);
+        while at != last && left > 0 {
+            let Some(entry) = self.entries[at as usize].take() else { break };
+            let (id, written) = (at as u16, entry.writable_len);
+            at = after(at, entry.slots);
+            left -= 1;
+            // A chain without a used element of its own counts as completely written (2.7.9).
+            each(id, entry, written);
+        }
+        *batch = Some((last, len));
+        if left > 0
+            && let Some(entry) = self.entries[at as usize].take()
+        {
+            *batch = None;
+            at = after(at, entry.slots);
+            each(last as u16, entry, len);
+        }
+        *oldest = at as u16;
+        Ok(())
     }
 
     /// Removes any one chain, for a device that has stopped; `None` if there is none.

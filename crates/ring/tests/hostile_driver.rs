@@ -68,7 +68,7 @@ impl Prey {
     }
 
     fn collect(&mut self) -> Vec<(u32, u32)> {
-        std::iter::from_fn(|| self.driver.collect()).map(|Used { token, len }| (token, len)).collect()
+        std::iter::from_fn(|| self.driver.collect()).map(|Used { token, len, .. }| (token, len)).collect()
     }
 
     /// Takes back what is out and says which tokens that were; the ring must be all free then.
@@ -135,7 +135,7 @@ fn the_same_used_id_twice() {
         let first = if features.in_order { 0 } else { 1 };
         let id = prey.id(first);
         prey.answer(0, &[(id, 5)]);
-        assert_eq!(prey.driver.collect(), Some(Used { token: first, len: 5 }));
+        assert_eq!(prey.driver.collect(), Some(Used { id: id as u16, token: first, len: 5 }));
         prey.answer(1, &[(id, 5)]);
         assert_eq!(prey.refused(&[1 - first, 2]), Fault::NotOutstanding(id), "{features:?}");
     }
@@ -287,7 +287,7 @@ fn a_device_that_stops_within_a_batch() {
         let mut prey = Prey::new(RingFeatures { in_order: true, ..bare(packed) }, 4);
         let last = prey.id(2);
         prey.answer(0, &[(last, 9)]);
-        assert_eq!(prey.driver.collect(), Some(Used { token: 0, len: WRITABLE }));
+        assert_eq!(prey.driver.collect(), Some(Used { id: 0, token: 0, len: WRITABLE }));
         assert_eq!(prey.detach(), BTreeSet::from([1, 2, 3]));
     }
 }
@@ -388,7 +388,9 @@ fn cve_2026_16457_a_look_for_used_chains_ends_and_collecting_does() {
             let parts = watched(places.parts(&memory));
             let mut driver = Driver::new(parts.clone(), features, None).unwrap();
             let buffer = [Buffer { addr: BASE, len: 3 }];
-            (0..out).for_each(|token| driver.add(&buffer, &buffer, token).unwrap());
+            for token in 0..out {
+                driver.add(&buffer, &buffer, token).unwrap();
+            }
             driver.publish();
             memory.fill(0, &vec![fill; places.bytes(0)]);
             let looks = || {

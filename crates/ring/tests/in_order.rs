@@ -70,13 +70,12 @@ fn grouped(packed: bool, random: &mut Random) {
     if !packed {
         parts.device.fill(4, &[0xff; 8 * SIZE as usize]);
     }
-    let mut silent = Vec::new();
+    let (mut silent, mut ids) = (Vec::new(), Vec::new());
     loop {
         let (readable, writable) = (1 + random.below(2), random.below(3) / 2);
         let buffer = [Buffer { addr: BASE, len: 10 }; 2];
-        if driver.add(&buffer[..readable], &buffer[..writable], silent.len()).is_err() {
-            break;
-        }
+        let Ok(id) = driver.add(&buffer[..readable], &buffer[..writable], silent.len()) else { break };
+        ids.push(id);
         silent.push(writable == 0);
     }
     driver.publish();
@@ -102,7 +101,7 @@ fn grouped(packed: bool, random: &mut Random) {
     assert_eq!(elements(&parts, packed), expected, "{packed} {silent:?}");
     for (token, silent) in silent.iter().enumerate() {
         let len = if *silent { 0 } else { token as u32 };
-        assert_eq!(driver.collect(), Some(Used { token, len }));
+        assert_eq!(driver.collect(), Some(Used { id: ids[token], token, len }));
     }
     assert_eq!((driver.collect(), driver.fault(), driver.free()), (None, None, SIZE));
 }

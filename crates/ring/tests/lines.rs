@@ -184,7 +184,9 @@ impl Bed {
                 let frame = [Buffer { addr: buffer, len: (HEADER + self.case.size) as u32 }];
                 self.driver.add(&frame, &[], buffer).unwrap();
             }
-            Direction::Receive => self.driver.add(&[], &room, buffer).unwrap(),
+            Direction::Receive => {
+                self.driver.add(&[], &room, buffer).unwrap();
+            }
         }
     }
 

@@ -192,7 +192,7 @@ fn driver_by_the_letter(features: RingFeatures, size: u16) {
                         let pick = if features.in_order { 0 } else { random.below(held.len()) };
                         let (token, chain) = held.remove(pick).unwrap();
                         let len = if i + 1 < count { chain.room() } else { chain.room() / 2 };
-                        expected.push_back((Used { token, len }, chain.slots));
+                        expected.push_back((Used { id: chain.id, token, len }, chain.slots));
                         batch.push(chain);
                     }
                     batches.push(batch);

@@ -140,7 +140,7 @@ fn driver_against_virtio_queue(features: RingFeatures) {
             }
             let token = Sent { slots: taken, writable: writable.clone(), asked };
             match driver.add(&readable, &writable, token) {
-                Ok(()) => sent += 1,
+                Ok(_) => sent += 1,
                 Err(AddError::Full(token)) => {
                     free.extend(token.slots);
                     break;

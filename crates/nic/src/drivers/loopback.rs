@@ -13,6 +13,7 @@ use ringferry_memory::{GuestMemory, ReadSlice};
 use ringferry_packet::vnet::Header;
 use smallvec::SmallVec;
 
+use super::InTurn;
 use crate::driver::{Completion, Refused, RxDriver, Segment, Start, TxDriver, TxPacket};
 use crate::limits::{RxLimits, RxMode, SegLimits, TxLimits};
 
@@ -155,8 +156,11 @@ pub fn loopback(memory: &Arc<GuestMemory>, config: LoopbackConfig) -> (LoopbackT
         received: VecDeque::new(),
         dropped: 0,
     })));
-    let room = config.ring.into();
-    (LoopbackTx { wire: wire.clone(), config, room }, LoopbackRx { wire, config, room })
+    let (room, tokens) = (config.ring.into(), || InTurn::new(config.ring));
+    (
+        LoopbackTx { wire: wire.clone(), config, room, tokens: tokens() },
+        LoopbackRx { wire, config, room, tokens: tokens() },
+    )
 }
 
 /// The transmit half of the driver.
@@ -165,6 +169,7 @@ pub struct LoopbackTx {
     wire: Wire,
     config: LoopbackConfig,
     room: usize,
+    tokens: InTurn,
 }
 
 impl LoopbackTx {
@@ -191,11 +196,12 @@ impl TxDriver for LoopbackTx {
         self.room
     }
 
-    fn encap(&mut self, packet: &TxPacket<'_>, token: u16) -> Result<(), Refused> {
+    fn encap(&mut self, packet: &TxPacket<'_>) -> Result<u16, Refused> {
         self.room = self.room.checked_sub(packet.segments.len()).ok_or(Refused::Full)?;
         packet.room.copy_from(&packet.header.to_bytes());
+        let token = self.tokens.take();
         self.wire.device().sent.push_back(Entry::new(token, packet.segments));
-        Ok(())
+        Ok(token)
     }
 
     /// Runs the device here, so that it needs no doorbell.
@@ -204,10 +210,14 @@ impl TxDriver for LoopbackTx {
         false
     }
 
-    fn completed(&mut self) -> Option<u16> {
-        let (token, segments) = self.wire.device().transmitted.pop_front()?;
-        self.room += segments;
-        Some(token)
+    fn completed(&mut self, most: usize, mut each: impl FnMut(u16)) -> usize {
+        let mut device = self.wire.device();
+        let count = most.min(device.transmitted.len());
+        for (token, segments) in device.transmitted.drain(..count) {
+            self.room += segments;
+            each(token);
+        }
+        count
     }
 }
 
@@ -217,6 +227,7 @@ pub struct LoopbackRx {
     wire: Wire,
     config: LoopbackConfig,
     room: usize,
+    tokens: InTurn,
 }
 
 impl RxDriver for LoopbackRx {
@@ -234,10 +245,11 @@ impl RxDriver for LoopbackRx {
         self.room
     }
 
-    fn post(&mut self, segments: &[Segment], token: u16) -> Result<(), Refused> {
+    fn post(&mut self, segments: &[Segment]) -> Result<u16, Refused> {
         self.room = self.room.checked_sub(1).ok_or(Refused::Full)?;
+        let token = self.tokens.take();
         self.wire.device().posted.push_back(Entry::new(token, segments));
-        Ok(())
+        Ok(token)
     }
 
     /// Runs the device, as packets may be waiting for the new buffers.
@@ -246,10 +258,12 @@ impl RxDriver for LoopbackRx {
         false
     }
 
-    fn completed(&mut self) -> Option<Completion> {
-        let done = self.wire.device().received.pop_front()?;
-        self.room += 1;
-        Some(done)
+    fn completed(&mut self, most: usize, each: impl FnMut(Completion)) -> usize {
+        let mut device = self.wire.device();
+        let count = most.min(device.received.len());
+        device.received.drain(..count).for_each(each);
+        self.room += count;
+        count
     }
 
     fn start(&mut self, front: ReadSlice<'_>) -> Start {

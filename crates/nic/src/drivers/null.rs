@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 
 use ringferry_memory::ReadSlice;
 
+use super::InTurn;
 use crate::driver::{Completion, Refused, RxDriver, Segment, Start, TxDriver, TxPacket};
 use crate::limits::{RxLimits, TxLimits};
 
@@ -14,12 +15,13 @@ pub struct NullTx {
     limits: TxLimits,
     /// Tokens of the packets that were sent and not yet reclaimed.
     sent: VecDeque<u16>,
+    tokens: InTurn,
 }
 
 impl NullTx {
     /// Creates a ring with these limits. A packet takes one entry, whatever its shape.
     pub fn new(limits: TxLimits) -> Self {
-        Self { limits, sent: VecDeque::with_capacity(limits.ring.into()) }
+        Self { limits, sent: VecDeque::with_capacity(limits.ring.into()), tokens: InTurn::new(limits.ring) }
     }
 }
 
@@ -39,12 +41,13 @@ impl TxDriver for NullTx {
     }
 
     #[inline]
-    fn encap(&mut self, _: &TxPacket<'_>, token: u16) -> Result<(), Refused> {
+    fn encap(&mut self, _: &TxPacket<'_>) -> Result<u16, Refused> {
         if self.room() == 0 {
             return Err(Refused::Full);
         }
+        let token = self.tokens.take();
         self.sent.push_back(token);
-        Ok(())
+        Ok(token)
     }
 
     #[inline]
@@ -53,8 +56,10 @@ impl TxDriver for NullTx {
     }
 
     #[inline]
-    fn completed(&mut self) -> Option<u16> {
-        self.sent.pop_front()
+    fn completed(&mut self, most: usize, each: impl FnMut(u16)) -> usize {
+        let count = most.min(self.sent.len());
+        self.sent.drain(..count).for_each(each);
+        count
     }
 }
 
@@ -83,9 +88,9 @@ impl RxDriver for NullRx {
     }
 
     #[inline]
-    fn post(&mut self, _: &[Segment], _: u16) -> Result<(), Refused> {
+    fn post(&mut self, _: &[Segment]) -> Result<u16, Refused> {
         self.room = self.room.checked_sub(1).ok_or(Refused::Full)?;
-        Ok(())
+        Ok(self.room as u16)
     }
 
     #[inline]
@@ -94,8 +99,8 @@ impl RxDriver for NullRx {
     }
 
     #[inline]
-    fn completed(&mut self) -> Option<Completion> {
-        None
+    fn completed(&mut self, _: usize, _: impl FnMut(Completion)) -> usize {
+        0
     }
 
     fn start(&mut self, _: ReadSlice<'_>) -> Start {

@@ -31,6 +31,7 @@ mod counters;
 mod plan;
 
 use arrayvec::ArrayVec;
+use ringferry_memory::WriteSlice;
 use ringferry_packet::buffer::{Buf, Chain, Pools};
 
 use crate::driver::Segment;
@@ -134,9 +135,9 @@ impl Mapper {
     /// Maps a packet of one buffer to one segment without copying, as nearly all packets allow. It begins with
     /// [`TxLimits::header_room`] writable bytes of its own afterwards. Returns `None`, with the packet
     /// unchanged, for any other packet; [`Mapper::map`] maps those. The ring must have room, as the packet is
-    /// counted as mapped.
+    /// counted as mapped. Returns these bytes, too.
     #[inline(always)]
-    pub fn direct(&mut self, chain: &mut Chain) -> Option<Segment> {
+    pub fn direct<'a>(&mut self, chain: &'a mut Chain) -> Option<(Segment, WriteSlice<'a>)> {
         let limits = if chain.header.is_gso() { &self.limits.tso } else { &self.limits.plain };
         let header = self.limits.header_room;
         let only = chain.only_mut()?;
@@ -145,11 +146,13 @@ impl Mapper {
             && len <= limits.max_bytes as usize
             && limits.is_one(only.addr().wrapping_sub(header as u64), len)
             && limits.fits(1);
-        // `push` changes the packet, so it must be the last condition.
-        (fits && only.push(header)).then(|| {
-            self.counters.count(Outcome::Direct, 1);
-            Segment { addr: only.addr(), len: len as u32 }
-        })
+        if !fits {
+            return None;
+        }
+        // This changes the packet, so it must be the last condition.
+        let (addr, room) = only.prepend(header)?;
+        self.counters.count(Outcome::Direct, 1);
+        Some((Segment { addr, len: len as u32 }, room))
     }
 
     /// Maps a packet of any shape. `room` returns true if the ring has room for a number of segments; it is
@@ -168,7 +171,7 @@ impl Mapper {
         segs: &mut SegList,
     ) -> Result<Chain, Unmapped> {
         if room(1)
-            && let Some(segment) = self.direct(&mut chain)
+            && let Some((segment, _)) = self.direct(&mut chain)
         {
             segs.clear();
             segs.push(segment);

@@ -18,7 +18,7 @@ use ringferry_packet::ether::MIN_FRAME;
 use super::RxStats;
 use super::policy::{Bounds, GOOD_FRAME, LINE, Policy, PolicyKind};
 use super::supply::{Fresh, Supply};
-use crate::driver::{Completion, RxDriver, Segment};
+use crate::driver::{Completion, Refused, RxDriver, Segment};
 use crate::limits::{RxLimits, RxMode};
 
 /// Largest number of completions that are collected, and their headers prefetched, before any is read, so
@@ -101,6 +101,13 @@ enum Shape {
     Segmented(usize),
 }
 
+/// A buffer that came back from the device; none if it named one that was not posted.
+#[derive(Debug)]
+struct Filled {
+    buf: Option<Buf>,
+    done: Completion,
+}
+
 /// The receive half of a driver. See [the module](super) for the life of a packet.
 ///
 /// Owns the ring, the posted buffers and the supply of empty ones; delivered packets own theirs.
@@ -126,8 +133,8 @@ pub struct RxQueue<D> {
     posted: Box<[Option<Buf>]>,
     /// The other segments of posted buffers by token; empty unless [`Shape::Segmented`].
     further: Box<[Vec<Buf>]>,
-    /// Free tokens, as a stack.
-    vacant: Vec<u16>,
+    /// Number of posted buffers.
+    outstanding: usize,
     /// Buffers of the packet that is being assembled, with the bytes in each.
     parts: Vec<(Buf, usize)>,
     stats: RxStats,
@@ -190,7 +197,7 @@ impl<D: RxDriver> RxQueue<D> {
             policy,
             posted: std::iter::repeat_with(|| None).take(ring).collect(),
             further: std::iter::repeat_with(Vec::new).take(further).collect(),
-            vacant: (0..ring).rev().map(|token| token as u16).collect(),
+            outstanding: 0,
             parts: Vec::new(),
             stats: RxStats::default(),
         })
@@ -219,7 +226,7 @@ impl<D: RxDriver> RxQueue<D> {
 
     /// Returns the number of buffers that are posted and not completed.
     pub fn posted(&self) -> usize {
-        self.ring - self.vacant.len()
+        self.outstanding
     }
 
     /// [Refills](RxQueue::refill) if at least a burst of buffers is missing. For polling loops: a device that
@@ -255,20 +262,27 @@ impl<D: RxDriver> RxQueue<D> {
     #[inline]
     fn post(&mut self) {
         for _ in 0..self.driver.room().min(self.missing()) {
-            let Some(&token) = self.vacant.last() else { break };
             let Some(fresh) = self.supply.next() else {
                 self.stats.no_replacement += 1;
                 break;
             };
-            if self.driver.post(&[segment(&fresh.buf)], token).is_err() {
+            let Ok(token) = self.driver.post(&[segment(&fresh.buf)]) else {
                 self.stats.refused += 1;
                 self.supply.undo(fresh);
                 break;
-            }
-            self.vacant.pop();
+            };
             self.stats.carved += u64::from(fresh.is_carved());
-            self.posted[usize::from(token)] = Some(fresh.buf);
+            self.record(token, fresh.buf);
         }
+    }
+
+    /// Records a buffer that was posted.
+    #[inline(always)]
+    fn record(&mut self, token: u16, buf: Buf) {
+        let place = &mut self.posted[usize::from(token)];
+        assert!(place.is_none(), "the token of a posted buffer");
+        *place = Some(buf);
+        self.outstanding += 1;
     }
 
     /// Posts the missing buffers, each of as many segments as hold `bytes`.
@@ -277,7 +291,6 @@ impl<D: RxDriver> RxQueue<D> {
         let mut fresh: Vec<Fresh> = Vec::new();
         let mut segments: Vec<Segment> = Vec::new();
         while self.driver.room() > 0 && self.missing() > 0 {
-            let Some(&token) = self.vacant.last() else { break };
             let mut missing = bytes;
             while missing > 0 {
                 let Some(next) = self.supply.next() else { break };
@@ -286,18 +299,19 @@ impl<D: RxDriver> RxQueue<D> {
                 fresh.push(next);
             }
             let complete = missing == 0 && segments.len() <= self.max_segs;
-            if !complete || self.driver.post(&segments, token).is_err() {
+            let posted = if complete { self.driver.post(&segments) } else { Err(Refused::Unfit) };
+            let Ok(token) = posted else {
                 *(if complete { &mut self.stats.refused } else { &mut self.stats.no_replacement }) += 1;
                 // Carved buffers must be rolled back in reverse order.
                 fresh.drain(..).rev().for_each(|fresh| self.supply.undo(fresh));
                 break;
-            }
-            self.vacant.pop();
+            };
             segments.clear();
             self.stats.carved += fresh.iter().filter(|fresh| fresh.is_carved()).count() as u64;
             let mut bufs = fresh.drain(..).map(|fresh| fresh.buf);
-            self.posted[usize::from(token)] = bufs.next();
+            let Some(first) = bufs.next() else { break };
             self.further[usize::from(token)].extend(bufs);
+            self.record(token, first);
         }
     }
 
@@ -330,21 +344,15 @@ impl<D: RxDriver> RxQueue<D> {
         let mut count = 0;
         while count < max {
             // A packet has at least one buffer, so all completions collected here are used up below.
-            let mut burst = ArrayVec::<Completion, LOOKAHEAD>::new();
-            while burst.len() < LOOKAHEAD.min(max - count) {
-                let Some(done) = self.driver.completed() else { break };
-                if let Some(Some(buf)) = self.posted.get(usize::from(done.token)) {
-                    buf.prefetch(self.lines);
-                }
-                burst.push(done);
-            }
+            let mut burst = ArrayVec::<Filled, LOOKAHEAD>::new();
+            self.completed(LOOKAHEAD.min(max - count), &mut burst);
             if burst.is_empty() {
                 break;
             }
             let mut burst = burst.into_iter();
-            while let Some(done) = burst.next() {
+            while let Some(filled) = burst.next() {
                 count += 1;
-                if let Some(chain) = self.parse_packet(done, &mut burst, pools)
+                if let Some(chain) = self.parse_packet(filled, &mut burst, pools)
                     && let Some(chain) = deliver(chain, pools)
                 {
                     self.recycle_chain(chain, pools);
@@ -354,27 +362,33 @@ impl<D: RxDriver> RxQueue<D> {
         count
     }
 
-    /// Removes the buffer posted under `token`, a number that came from the device; counts an unknown one.
+    /// Appends up to `most` buffers that the device has filled to `burst`, with their headers on the way to the cache.
     #[inline(always)]
-    fn take_posted(&mut self, token: u16) -> Option<Buf> {
-        let buf = self.posted.get_mut(usize::from(token)).and_then(Option::take);
-        match buf {
-            Some(_) => self.vacant.push(token),
-            None => self.stats.unknown += 1,
+    fn completed(&mut self, most: usize, burst: &mut ArrayVec<Filled, LOOKAHEAD>) {
+        let mut completions = ArrayVec::<Completion, LOOKAHEAD>::new();
+        self.driver.completed(most, |done| completions.push(done));
+        for done in completions {
+            let buf = self.posted.get_mut(usize::from(done.token)).and_then(Option::take);
+            match &buf {
+                Some(buf) => {
+                    buf.prefetch(self.lines);
+                    self.outstanding -= 1;
+                }
+                None => self.stats.unknown += 1,
+            }
+            burst.push(Filled { buf, done });
         }
-        buf
     }
 
-    /// Makes the packet that begins with completion `done`, or returns `None` if it is invalid. Takes the
-    /// completions of its other buffers from `burst`.
+    /// Makes the packet that begins in a buffer, or returns `None` if it is invalid. Takes its other buffers from `burst`.
     #[inline(always)]
     fn parse_packet(
         &mut self,
-        done: Completion,
-        burst: &mut impl Iterator<Item = Completion>,
+        Filled { buf, done }: Filled,
+        burst: &mut impl Iterator<Item = Filled>,
         pools: &mut Pools,
     ) -> Option<Chain> {
-        let mut buf = self.take_posted(done.token)?;
+        let mut buf = buf?;
         let len = done.len as usize;
         if matches!(self.shape, Shape::Segmented(_)) {
             return self.parse_segmented(buf, done, pools);
@@ -456,7 +470,7 @@ impl<D: RxDriver> RxQueue<D> {
         first: Buf,
         mut good: bool,
         count: u16,
-        burst: &mut impl Iterator<Item = Completion>,
+        burst: &mut impl Iterator<Item = Filled>,
         pools: &mut Pools,
     ) -> Option<Chain> {
         let mut total = first.len();
@@ -467,11 +481,16 @@ impl<D: RxDriver> RxQueue<D> {
         for _ in 1..count {
             // All buffers of a packet become visible together (VIRTIO 1.4, 5.1.6.4.1), so a missing one is
             // an error of the device, not a reason to wait.
-            let Some(done) = burst.next().or_else(|| self.driver.completed()) else {
+            let next = burst.next().or_else(|| {
+                let mut further = ArrayVec::new();
+                self.completed(1, &mut further);
+                further.pop()
+            });
+            let Some(Filled { buf, done }) = next else {
                 good = false;
                 break;
             };
-            let Some(mut buf) = self.take_posted(done.token) else {
+            let Some(mut buf) = buf else {
                 good = false;
                 continue;
             };

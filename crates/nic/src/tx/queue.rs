@@ -3,7 +3,7 @@
 //! [`TxQueue::attach`] makes one from a driver's ring at set-up, after checking the limits; it belongs to one
 //! thread at a time. For each burst that thread calls [`TxQueue::make_room`], [`TxQueue::send`] and
 //! [`TxQueue::due`] per packet, and [`TxQueue::flush`] once; before it sleeps, [`TxQueue::before_idle`].
-//! [`TxQueue::detach`] ends it. A packet is known to the driver by a token, which indexes the table of packets
+//! [`TxQueue::detach`] ends it. The driver gives each packet a token, which indexes the table of packets
 //! in flight:
 //!
 //! ```text
@@ -15,6 +15,7 @@
 
 use std::num::NonZeroU16;
 
+use arrayvec::ArrayVec;
 use ringferry_memory::WriteSlice;
 use ringferry_packet::buffer::{Chain, Pools};
 use ringferry_packet::vnet::Header;
@@ -23,8 +24,11 @@ use super::config::{AttachError, TxConfig};
 use super::doorbell::Doorbell;
 use super::reclaim::{reclaim_due, reclaim_threshold};
 use super::stats::TxStats;
-use crate::driver::{Refused, Segment, TxDriver, TxPacket};
+use crate::driver::{Refused, TxDriver, TxPacket};
 use crate::map::{MapError, Mapper, SegList, Unmapped};
+
+/// Number of completions that are collected before the first of their packets is recycled.
+const AT_ONCE: usize = 32;
 
 /// The reason for which a packet was not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -82,8 +86,7 @@ pub struct TxQueue<D> {
     max_cost: usize,
     /// The packets in flight, by token.
     chains: Box<[Option<Chain>]>,
-    /// Free tokens, as a stack: the slot of the token freed last is still in the cache.
-    vacant: Vec<u16>,
+    in_flight: usize,
     doorbell: Doorbell,
     /// Number of entries used since the last reclaim.
     used_since_reclaim: usize,
@@ -119,7 +122,7 @@ impl<D: TxDriver> TxQueue<D> {
             min_cost: driver.cost(1),
             max_cost: driver.cost(limits.plain.segs()),
             chains: std::iter::repeat_with(|| None).take(ring).collect(),
-            vacant: (0..limits.ring).rev().collect(),
+            in_flight: 0,
             doorbell: Doorbell::default(),
             used_since_reclaim: 0,
             reclaim_after: config
@@ -151,13 +154,13 @@ impl<D: TxDriver> TxQueue<D> {
     /// Returns the number of packets that were sent and not yet reclaimed.
     #[inline]
     pub fn in_flight(&self) -> usize {
-        self.chains.len() - self.vacant.len()
+        self.in_flight
     }
 
     /// Returns the number of packets of one segment that could be sent now.
     #[inline]
     pub fn free(&self) -> usize {
-        self.vacant.len().min(self.driver.room())
+        self.driver.room()
     }
 
     /// Returns the number of ring entries that are not published to the device yet.
@@ -175,48 +178,51 @@ impl<D: TxDriver> TxQueue<D> {
     #[inline]
     pub fn send(&mut self, chain: Chain, pools: &mut Pools) -> Result<(), Unsent> {
         let mut chain = pools.shatter(chain);
-        if self.driver.room() >= self.min_cost
-            && let Some(&token) = self.vacant.last()
-            && !self.broken
-            && let Some(segment) = self.mapper.direct(&mut chain)
-        {
-            return self.encap(chain, token, &[segment]);
+        if self.driver.room() < self.min_cost || self.broken {
+            return self.send_any(chain, pools);
         }
-        self.send_any(chain, pools)
+        let (header, len) = (chain.header, chain.len());
+        let Some((segment, room)) = self.mapper.direct(&mut chain) else {
+            return self.send_any(chain, pools);
+        };
+        match self.driver.encap(&TxPacket { header: &header, len, room, segments: &[segment] }) {
+            Ok(token) => {
+                self.record(chain, token, self.min_cost, len);
+                Ok(())
+            }
+            Err(refused) => Err(self.refused(chain, refused)),
+        }
     }
 
     /// Sends a packet of any shape; kept out of line, as most packets have one segment.
     #[inline(never)]
     fn send_any(&mut self, chain: Chain, pools: &mut Pools) -> Result<(), Unsent> {
-        let driver = &self.driver;
-        let usable = !self.vacant.is_empty() && !self.broken;
+        let (driver, usable) = (&self.driver, !self.broken);
         let room = |segments| usable && driver.cost(segments) <= driver.room();
         let mut segments = SegList::new();
-        match self.mapper.map(chain, pools, room, &mut segments) {
-            Ok(chain) => match self.vacant.last() {
-                Some(&token) => self.encap(chain, token, &segments),
-                None => Err(self.refused(chain, Refused::Full)),
-            },
-            Err(unmapped) => Err(self.unmapped(unmapped)),
+        let mut chain =
+            self.mapper.map(chain, pools, room, &mut segments).map_err(|unmapped| self.unmapped(unmapped))?;
+        let (header, len) = (chain.header, chain.len() - self.header_room);
+        let room = chain.first_mut().map_or(WriteSlice::EMPTY, |first| first.front(self.header_room));
+        match self.driver.encap(&TxPacket { header: &header, len, room, segments: &segments }) {
+            Ok(token) => {
+                self.record(chain, token, self.driver.cost(segments.len()), len);
+                Ok(())
+            }
+            Err(refused) => Err(self.refused(chain, refused)),
         }
     }
 
-    /// Passes a mapped packet to the driver and records it as in flight.
+    /// Records a packet of `len` bytes as in flight, which the driver has accepted and which takes `cost` entries.
     #[inline(always)]
-    fn encap(&mut self, mut chain: Chain, token: u16, segments: &[Segment]) -> Result<(), Unsent> {
-        let header = chain.header;
-        let len = chain.len() - self.header_room;
-        let room = chain.first_mut().map_or(WriteSlice::EMPTY, |first| first.front(self.header_room));
-        if let Err(refused) = self.driver.encap(&TxPacket { header: &header, len, room, segments }, token) {
-            return Err(self.refused(chain, refused));
-        }
-        self.vacant.pop();
-        self.chains[usize::from(token)] = Some(chain);
-        let cost = self.driver.cost(segments.len());
+    fn record(&mut self, chain: Chain, token: u16, cost: usize, len: usize) {
+        let place = &mut self.chains[usize::from(token)];
+        assert!(place.is_none(), "the token of a packet in flight");
+        *place = Some(chain);
+        self.in_flight += 1;
         self.doorbell.written(cost);
         self.used_since_reclaim += cost;
         self.stats.bytes += len as u64;
-        Ok(())
     }
 
     /// Makes the error for a packet that was not mapped. A broken ring reports no room as well, but a retry
@@ -358,19 +364,25 @@ impl<D: TxDriver> TxQueue<D> {
     #[inline]
     pub fn reclaim_with(&mut self, mut recycle: impl FnMut(Chain)) -> usize {
         self.used_since_reclaim = 0;
-        let before = self.vacant.len();
+        let (mut count, mut left) = (0, self.chains.len());
         // There are at most as many true completions as packets, which bounds the loop for a device that
         // reports others without end.
-        for _ in 0..self.chains.len() {
-            let Some(token) = self.driver.completed() else { break };
-            let Some(chain) = self.chains.get_mut(usize::from(token)).and_then(Option::take) else {
-                self.stats.unknown += 1;
-                continue;
-            };
-            self.vacant.push(token);
-            recycle(chain);
+        while left > 0 {
+            let mut tokens = ArrayVec::<u16, AT_ONCE>::new();
+            let most = left.min(AT_ONCE);
+            let completed = self.driver.completed(most, |token| tokens.push(token));
+            for token in tokens {
+                match self.chains.get_mut(usize::from(token)).and_then(Option::take) {
+                    Some(chain) => {
+                        count += 1;
+                        recycle(chain);
+                    }
+                    None => self.stats.unknown += 1,
+                }
+            }
+            left = if completed < most { 0 } else { left - completed };
         }
-        let count = self.vacant.len() - before;
+        self.in_flight -= count;
         self.stats.reclaim_passes += 1;
         self.stats.reclaimed += count as u64;
         count

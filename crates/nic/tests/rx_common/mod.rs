@@ -88,7 +88,7 @@ impl RxDriver for Fake {
         usize::from(self.limits.ring) - self.outstanding.len()
     }
 
-    fn post(&mut self, segments: &[Segment], token: u16) -> Result<(), Refused> {
+    fn post(&mut self, segments: &[Segment]) -> Result<u16, Refused> {
         assert!(!segments.is_empty() && segments.len() <= usize::from(self.limits.max_segs));
         if self.room() == 0 {
             return Err(Refused::Full);
@@ -106,10 +106,10 @@ impl RxDriver for Fake {
             assert!(translator.write(segment.addr, segment.len as usize).is_some(), "{segment:?} is outside");
             self.ranges.add(segment.addr, segment.addr + u64::from(segment.len));
         }
-        let before = self.outstanding.insert(token, segments.to_vec());
-        assert!(before.is_none(), "token {token} is in use");
+        let token = (0..).find(|token| !self.outstanding.contains_key(token)).unwrap();
+        self.outstanding.insert(token, segments.to_vec());
         self.unseen.push(Posted { token, segments: segments.to_vec() });
-        Ok(())
+        Ok(token)
     }
 
     fn flush(&mut self) -> bool {
@@ -118,14 +118,17 @@ impl RxDriver for Fake {
         any
     }
 
-    fn completed(&mut self) -> Option<Completion> {
-        let done = self.used.pop_front()?;
-        // What a device has given back it no longer has, even if it lied when it did.
-        self.avail.retain(|posted| posted.token != done.token);
-        for segment in self.outstanding.remove(&done.token).unwrap_or_default() {
-            self.ranges.remove(segment.addr);
+    fn completed(&mut self, most: usize, mut each: impl FnMut(Completion)) -> usize {
+        let count = most.min(self.used.len());
+        for done in self.used.drain(..count) {
+            // What a device has given back it no longer has, even if it lied when it did.
+            self.avail.retain(|posted| posted.token != done.token);
+            for segment in self.outstanding.remove(&done.token).unwrap_or_default() {
+                self.ranges.remove(segment.addr);
+            }
+            each(done);
         }
-        Some(done)
+        count
     }
 
     fn start(&mut self, front: ReadSlice<'_>) -> Start {

@@ -155,16 +155,17 @@ impl TxDriver for Ring {
         self.room
     }
 
-    fn encap(&mut self, packet: &TxPacket<'_>, token: u16) -> Result<(), Refused> {
+    fn encap(&mut self, packet: &TxPacket<'_>) -> Result<u16, Refused> {
         if let Some(refused) = self.refuse {
             return Err(refused);
         }
         assert_eq!(packet.room.len(), HEADER);
         packet.room.copy_from(&packet.header.to_bytes());
         self.room = self.room.checked_sub(packet.segments.len()).ok_or(Refused::Full)?;
+        let token = (0..).find(|token| self.costs.iter().all(|(of, _)| of != token)).unwrap();
         self.costs.push((token, packet.segments.len()));
         self.written.push(Sent { token, segments: packet.segments.to_vec(), len: packet.len });
-        Ok(())
+        Ok(token)
     }
 
     fn flush(&mut self) -> bool {
@@ -173,11 +174,14 @@ impl TxDriver for Ring {
         true
     }
 
-    fn completed(&mut self) -> Option<u16> {
-        let token = self.done.pop_front()?;
-        if let Some(at) = self.costs.iter().position(|(of, _)| *of == token) {
-            self.room += self.costs.swap_remove(at).1;
+    fn completed(&mut self, most: usize, mut each: impl FnMut(u16)) -> usize {
+        let count = most.min(self.done.len());
+        for token in self.done.drain(..count) {
+            if let Some(at) = self.costs.iter().position(|(of, _)| *of == token) {
+                self.room += self.costs.swap_remove(at).1;
+            }
+            each(token);
         }
-        Some(token)
+        count
     }
 }

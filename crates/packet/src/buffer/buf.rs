@@ -9,7 +9,7 @@ use std::sync::Arc;
 use ringferry_memory::{ReadSlice, WriteSlice};
 
 use super::chain::{Info, Packet};
-use super::pool::PoolShared;
+use super::pool::{PoolLayout, PoolShared};
 
 /// A buffer: a range of one chunk, and the data in it.
 ///
@@ -33,6 +33,8 @@ pub struct Buf(Box<Extent>);
 pub struct Extent {
     pub(super) core: Arc<PoolShared>,
     pub(super) chunk: u32,
+    /// The first cache line of the chunk, counted from the begin of the pool's memory.
+    line: u32,
     pub(super) start: u32,
     pub(super) end: u32,
     pub(super) head: u32,
@@ -67,9 +69,11 @@ impl Buf {
     /// Makes a buffer of a whole chunk of which no other range exists. The caller has counted its reference.
     pub(super) fn whole(core: Arc<PoolShared>, chunk: u32) -> Self {
         let (end, head) = (core.layout.chunk, core.layout.headroom);
+        let line = core.layout.first_line(chunk);
         Self(Box::new(Extent {
             core,
             chunk,
+            line,
             start: 0,
             end,
             head,
@@ -144,7 +148,7 @@ impl Buf {
     /// Returns the offset of the first byte of data in the memory of the pool.
     #[inline(always)]
     pub(super) fn at(&self) -> usize {
-        self.chunk as usize * self.core.layout.stride as usize + self.head as usize
+        self.line as usize * PoolLayout::LINE as usize + self.head as usize
     }
 
     /// Returns true if no other buffer has this range, so that it may be written.
@@ -157,21 +161,21 @@ impl Buf {
     /// Returns the data for reading.
     #[inline(always)]
     pub fn read(&self) -> ReadSlice<'_> {
-        self.core.area.read(self.at(), self.len()).unwrap_or(ReadSlice::EMPTY)
+        self.core.readable(self.at(), self.len())
     }
 
     /// Returns the data for writing; an empty slice if the range is shared.
     #[inline(always)]
     pub fn write(&mut self) -> WriteSlice<'_> {
         let len = if self.is_exclusive() { self.len() } else { 0 };
-        self.core.area.write(self.at(), len).unwrap_or(WriteSlice::EMPTY)
+        self.core.writable(self.at(), len)
     }
 
     /// Returns the first `n` bytes of the data, or fewer, for writing; an empty slice if the range is shared.
     #[inline(always)]
     pub fn front(&mut self, n: usize) -> WriteSlice<'_> {
         let n = if self.is_exclusive() { n.min(self.len()) } else { 0 };
-        self.core.area.write(self.at(), n).unwrap_or(WriteSlice::EMPTY)
+        self.core.writable(self.at(), n)
     }
 
     /// Returns the tail room for writing; an empty slice if the range is shared. [`Buf::grow`] turns bytes written there
@@ -179,7 +183,7 @@ impl Buf {
     #[inline(always)]
     pub fn room(&mut self) -> WriteSlice<'_> {
         let len = if self.is_exclusive() { self.tailroom() } else { 0 };
-        self.core.area.write(self.at() + self.len(), len).unwrap_or(WriteSlice::EMPTY)
+        self.core.writable(self.at() + self.len(), len)
     }
 
     /// Adds the first `n` bytes of the tail room, or all of it, to the data.
@@ -198,6 +202,17 @@ impl Buf {
             self.len += n as u32;
         }
         fits
+    }
+
+    /// [Adds](Buf::push) the last `n` bytes of the head room to the data, and returns their device address, and themselves for
+    /// writing; `None`, without a change, if there are fewer or the range is shared.
+    #[inline(always)]
+    pub fn prepend(&mut self, n: usize) -> Option<(u64, WriteSlice<'_>)> {
+        if !self.push(n) {
+            return None;
+        }
+        let at = self.at();
+        Some((self.core.guest_addr + at as u64, self.core.writable(at, n)))
     }
 
     /// Moves the start of an empty buffer `n` bytes into its head room, for a header that precedes the data; fewer if there is less
@@ -248,6 +263,7 @@ impl Buf {
         let behind = Extent {
             core: Arc::clone(&self.core),
             chunk: self.chunk,
+            line: self.line,
             start: border,
             end: self.end,
             head: border,
@@ -266,10 +282,11 @@ impl Buf {
     pub fn share(&mut self) -> Buf {
         self.core.refer(self.chunk);
         self.shared = true;
-        let Extent { chunk, start, end, head, len, shared, .. } = *self.0;
+        let Extent { chunk, line, start, end, head, len, shared, .. } = *self.0;
         Buf(Box::new(Extent {
             core: Arc::clone(&self.core),
             chunk,
+            line,
             start,
             end,
             head,

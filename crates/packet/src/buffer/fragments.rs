@@ -147,10 +147,9 @@ impl Buf {
     /// faults.
     #[inline(always)]
     pub fn prefetch(&self, lines: usize) {
-        if let Some(range) = self.core.area.read(self.at(), (self.end - self.head) as usize) {
-            for line in 0..lines {
-                range.skip(line * LINE as usize).prefetch();
-            }
+        let range = self.core.readable(self.at(), (self.end - self.head) as usize);
+        for line in 0..lines {
+            range.skip(line * LINE as usize).prefetch();
         }
     }
 }

@@ -13,7 +13,7 @@ use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ringferry_memory::{Area, GuestMemory, Words};
+use ringferry_memory::{Area, GuestMemory, ReadSlice, Words, WriteSlice};
 
 use super::{Buf, Faults};
 
@@ -32,7 +32,7 @@ pub struct PoolLayout {
 
 impl PoolLayout {
     /// Size of a cache line in bytes.
-    const LINE: u32 = 64;
+    pub(super) const LINE: u32 = 64;
 
     /// Size of a page in bytes.
     const PAGE: u32 = 4096;
@@ -56,6 +56,11 @@ impl PoolLayout {
     /// Returns the size in bytes of the memory that the pool needs.
     pub fn bytes(&self) -> usize {
         self.stride as usize * self.count as usize
+    }
+
+    /// Returns the first cache line of a chunk, counted from the begin of the memory.
+    pub(super) fn first_line(&self, chunk: u32) -> u32 {
+        chunk * (self.stride / Self::LINE)
     }
 
     /// Returns the number of bytes of data that an empty buffer holds.
@@ -94,6 +99,18 @@ pub(super) struct PoolShared {
 }
 
 impl PoolShared {
+    /// Returns a range of the memory for reading. That of a buffer is always inside.
+    #[inline(always)]
+    pub(super) fn readable(&self, at: usize, len: usize) -> ReadSlice<'_> {
+        self.area.read(at, len).unwrap_or_else(|| outside())
+    }
+
+    /// Returns a range of the memory for writing. That of a buffer is always inside.
+    #[inline(always)]
+    pub(super) fn writable(&self, at: usize, len: usize) -> WriteSlice<'_> {
+        self.area.write(at, len).unwrap_or_else(|| outside())
+    }
+
     #[inline(always)]
     pub(super) fn references(&self, chunk: u32) -> u32 {
         self.references[chunk as usize].load(Ordering::Acquire)
@@ -112,6 +129,12 @@ impl PoolShared {
             self.returned.lock().unwrap_or_else(PoisonError::into_inner).push(chunk);
         }
     }
+}
+
+#[cold]
+#[inline(never)]
+fn outside() -> ! {
+    panic!("a buffer outside its pool");
 }
 
 /// A pool of chunks. It belongs to one worker, which allocates buffers without a lock; buffers may be dropped on any
@@ -138,7 +161,9 @@ impl Pool {
         let area = memory.area(guest_addr, layout.bytes()).ok_or(outside)?;
         let lines =
             layout.stride.is_multiple_of(PoolLayout::LINE) && area.is_aligned(PoolLayout::LINE as usize);
-        if layout.headroom >= layout.chunk || layout.stride < layout.chunk || !lines {
+        // A buffer counts lines in 32 bits.
+        let counted = layout.bytes() / (PoolLayout::LINE as usize) <= u32::MAX as usize;
+        if layout.headroom >= layout.chunk || layout.stride < layout.chunk || !lines || !counted {
             return Err(PoolError::Layout(layout));
         }
         let references = (0..layout.count).map(|_| AtomicU32::new(0)).collect();

@@ -1,7 +1,7 @@
 //! The driver half of a packed ring: adds chains, publishes once per burst, collects used chains.
 //!
 //! [`crate::Driver::new`] creates it for a packed queue, the thread that owns the queue calls `add` for
-//! each chain, `publish` once per burst and `collect` until it returns `None`; after the device has
+//! each chain, `publish` and `collect_each` once per burst; after the device has
 //! stopped, `detach_unused` returns the remaining tokens. The methods are documented at
 //! [`crate::Driver`]. The number of slots of a chain is kept in private memory by its buffer id: the
 //! device can overwrite descriptors, so they are never read back.
@@ -14,7 +14,7 @@ use super::side::{Role, Side};
 use super::{Cursor, Desc};
 use crate::chain::{Buffer, F_INDIRECT, F_NEXT, F_WRITE};
 use crate::driver::{AddError, IndirectTables, Used, flagged};
-use crate::outstanding::{Entry, Ids, Outstanding};
+use crate::outstanding::{Ids, Outstanding};
 use crate::parts::{LayoutError, Parts};
 use crate::{Fault, RingFeatures};
 
@@ -37,8 +37,12 @@ pub struct Driver<A: Words, T> {
     outstanding: Outstanding<T>,
     /// Number of slots that no chain occupies.
     free: u16,
-    /// Number of chains added and not collected, published or not.
-    in_flight: u16,
+    /// Number of chains that were added, modulo 2^16.
+    added: u16,
+    /// The value of `added` at the last publish.
+    shown: u16,
+    /// Number of chains that were collected, modulo 2^16.
+    collected: u16,
     fault: Option<Fault>,
 }
 
@@ -60,7 +64,9 @@ impl<A: Words, T> Driver<A, T> {
             ids: if features.in_order { FreeIds::Next(0) } else { FreeIds::Stack((0..size).rev().collect()) },
             outstanding: Outstanding::new(size, features.in_order.then_some(Ids::Count)),
             free: size,
-            in_flight: 0,
+            added: 0,
+            shown: 0,
+            collected: 0,
             fault: None,
         })
     }
@@ -76,7 +82,7 @@ impl<A: Words, T> Driver<A, T> {
 
     #[inline]
     pub fn in_flight(&self) -> u16 {
-        self.in_flight
+        self.added.wrapping_sub(self.collected)
     }
 
     pub fn fault(&self) -> Option<Fault> {
@@ -84,10 +90,10 @@ impl<A: Words, T> Driver<A, T> {
     }
 
     #[inline(always)]
-    pub fn add(&mut self, readable: &[Buffer], writable: &[Buffer], token: T) -> Result<(), AddError<T>> {
-        let (buffer, flags, writable_len) = match (readable, writable) {
-            ([buffer], []) => (buffer, 0, 0),
-            ([], [buffer]) => (buffer, F_WRITE, buffer.len),
+    pub fn add(&mut self, readable: &[Buffer], writable: &[Buffer], token: T) -> Result<u16, AddError<T>> {
+        let (buffer, flags) = match (readable, writable) {
+            ([buffer], []) => (buffer, 0),
+            ([], [buffer]) => (buffer, F_WRITE),
             _ => return self.add_many(readable, writable, token),
         };
         if self.fault.is_some() {
@@ -100,14 +106,14 @@ impl<A: Words, T> Driver<A, T> {
         let at = self.side.write_cursor;
         self.side.write_addr(at, buffer.addr);
         self.side.write_desc(at, Desc { len: buffer.len, id, flags: flags | at.available() });
-        self.outstanding.show(id, *buffer, flags);
-        self.commit(id, Entry { slots: NonZeroU16::MIN, writable_len, token });
-        Ok(())
+        self.outstanding.insert(id, *buffer, flags, token);
+        self.commit(1);
+        Ok(id)
     }
 
     /// Adds a chain of any length; kept out of line, as most chains have one buffer.
     #[inline(never)]
-    fn add_many(&mut self, readable: &[Buffer], writable: &[Buffer], token: T) -> Result<(), AddError<T>> {
+    fn add_many(&mut self, readable: &[Buffer], writable: &[Buffer], token: T) -> Result<u16, AddError<T>> {
         let count = readable.len() + writable.len();
         if self.fault.is_some() {
             return Err(AddError::Broken(token));
@@ -117,18 +123,17 @@ impl<A: Words, T> Driver<A, T> {
         }
         let count = count as u16;
         let indirect = self.tables.as_ref().is_some_and(|tables| tables.takes(count));
-        let slots = if indirect { 1 } else { count };
-        if slots > self.free {
+        let slots =
+            if indirect { NonZeroU16::MIN } else { NonZeroU16::new(count).unwrap_or(NonZeroU16::MIN) };
+        if slots.get() > self.free {
             return Err(AddError::Full(token));
         }
         // There are as many ids as slots and a chain occupies at least one slot, so an id is free here.
         let Some(id) = self.take_id() else { return Err(AddError::Full(token)) };
         self.describe(id, count, flagged(readable, writable));
-        self.outstanding.show_several(id, flagged(readable, writable));
-        let slots = NonZeroU16::new(slots).unwrap_or(NonZeroU16::MIN);
-        let writable_len = writable.iter().fold(0, |sum: u32, buffer| sum.wrapping_add(buffer.len));
-        self.commit(id, Entry { slots, writable_len, token });
-        Ok(())
+        self.outstanding.insert_several(id, flagged(readable, writable), slots, token);
+        self.commit(slots.get());
+        Ok(id)
     }
 
     /// Writes the descriptors of a chain of `count` buffers at the avail cursor, or into its indirect table and one
@@ -151,14 +156,12 @@ impl<A: Words, T> Driver<A, T> {
         }
     }
 
-    /// Records a chain whose descriptors have been written, and advances the avail cursor past it.
+    /// Counts a chain whose descriptors have been written, and advances the avail cursor past it.
     #[inline(always)]
-    fn commit(&mut self, id: u16, entry: Entry<T>) {
-        let slots = entry.slots.get();
+    fn commit(&mut self, slots: u16) {
         self.side.write_cursor = self.side.write_cursor.forward(slots, self.side.size);
         self.free -= slots;
-        self.in_flight += 1;
-        self.outstanding.insert(id, entry);
+        self.added = self.added.wrapping_add(1);
     }
 
     #[inline(always)]
@@ -171,12 +174,13 @@ impl<A: Words, T> Driver<A, T> {
 
     #[inline]
     pub fn publish(&mut self) -> bool {
+        self.shown = self.added;
         self.side.publish()
     }
 
     #[inline]
     pub fn has_used(&mut self) -> bool {
-        self.fault.is_none() && (self.outstanding.in_batch() || self.next_used().is_some())
+        self.fault.is_none() && (self.outstanding.batch().is_some() || self.next_used().is_some())
     }
 
     #[inline(always)]
@@ -188,48 +192,74 @@ impl<A: Words, T> Driver<A, T> {
     }
 
     #[inline(always)]
-    pub fn collect(&mut self) -> Option<Used<T>> {
+    pub fn collect_each(&mut self, most: usize, mut each: impl FnMut(Used<T>)) -> usize {
+        // The device cannot have used a chain that is not published, though the flags left in its slots by an earlier lap may look
+        // like it.
+        let published = usize::from(self.shown.wrapping_sub(self.collected));
         if self.fault.is_some() {
-            return None;
+            return 0;
         }
-        let used = if !self.outstanding.in_batch() {
-            Some(self.next_used()?)
-        } else if self.side.read_cursor == self.side.published {
-            // The used descriptor of the batch names a chain that was not published yet.
-            self.fault = Some(Fault::IndexJump(1));
-            return None;
+        let Self { outstanding, ids, side, .. } = self;
+        let (mut count, mut freed, mut at, mut fault) = (0, 0u16, side.read_cursor, None);
+        if outstanding.is_in_order() {
+            while count < most.min(published) {
+                let read = || side.peek(at, at.used()).map(|desc| (desc.id.into(), desc.len));
+                let Some(element) = outstanding.batch().or_else(read) else { break };
+                let mut slots = 0u16;
+                let completed =
+                    outstanding.remove_batch(element, most.min(published) - count, |id, entry, len| {
+                        count += 1;
+                        slots += entry.slots.get();
+                        each(Used { id, token: entry.token, len });
+                    });
+                at = at.forward(slots, side.size);
+                freed += slots;
+                if let Err(found) = completed {
+                    fault = Some(found);
+                    break;
+                }
+            }
+            if count == published && count < most && outstanding.batch().is_some() {
+                // The used descriptor of the batch names a chain that was not published yet.
+                fault = Some(Fault::IndexJump(1));
+            }
         } else {
-            None
-        };
-        // Inside a batch no used descriptor is read. The length is used even without WRITE, which 2.8.4
-        // says to ignore: QEMU's devices never set that flag, and Linux's driver uses the length as well.
-        let element = || used.map_or((0, 0), |desc| (desc.id.into(), desc.len));
-        match self.outstanding.complete(element) {
-            Ok((id, Entry { slots, token, .. }, len)) => {
-                self.side.read_cursor = self.side.read_cursor.forward(slots.get(), self.side.size);
-                self.release(id, slots);
-                Some(Used { token, len })
-            }
-            Err(fault) => {
-                self.fault = Some(fault);
-                None
+            while count < most.min(published) {
+                // The length is used even without WRITE, which 2.8.4 says to ignore: QEMU's devices never set that flag, and
+                // Linux's driver uses the length as well.
+                let Some(Desc { id, len, .. }) = side.peek(at, at.used()) else { break };
+                match outstanding.remove(id.into()) {
+                    Ok(entry) => {
+                        count += 1;
+                        at = at.forward(entry.slots.get(), side.size);
+                        freed += entry.slots.get();
+                        if let FreeIds::Stack(ids) = ids {
+                            ids.push(id);
+                        }
+                        each(Used { id, token: entry.token, len });
+                    }
+                    Err(found) => {
+                        fault = Some(found);
+                        break;
+                    }
+                }
             }
         }
-    }
-
-    #[inline(always)]
-    fn release(&mut self, id: u16, slots: NonZeroU16) {
-        self.free += slots.get();
-        self.in_flight -= 1;
-        if let FreeIds::Stack(ids) = &mut self.ids {
-            ids.push(id);
-        }
+        side.read_cursor = at;
+        self.free += freed;
+        self.collected = self.collected.wrapping_add(count as u16);
+        self.fault = fault;
+        count
     }
 
     pub fn detach_unused(&mut self) -> Option<T> {
-        let (id, Entry { slots, token, .. }) = self.outstanding.take_any()?;
-        self.release(id, slots);
-        Some(token)
+        let (id, entry) = self.outstanding.take_any()?;
+        self.free += entry.slots.get();
+        self.collected = self.collected.wrapping_add(1);
+        if let FreeIds::Stack(ids) = &mut self.ids {
+            ids.push(id);
+        }
+        Some(entry.token)
     }
 
     pub fn resume(&mut self) -> Option<u16> {
@@ -247,7 +277,7 @@ impl<A: Words, T> Driver<A, T> {
             self.side.write_cursor = self.side.write_cursor.forward(slots, self.side.size);
         }
         debug_assert_eq!(self.side.write_cursor, end, "every outstanding chain has its slots");
-        self.side.publish();
+        self.publish();
         Some(base.to_bits())
     }
 

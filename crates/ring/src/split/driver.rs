@@ -1,7 +1,7 @@
 //! The driver half of a split ring: adds chains, publishes once per burst, collects used chains.
 //!
 //! [`crate::Driver::new`] creates it for a split queue, the thread that owns the queue calls `add` for
-//! each chain, `publish` once per burst and `collect` until it returns `None`; after the device has
+//! each chain, `publish` and `collect_each` once per burst; after the device has
 //! stopped, `detach_unused` returns the remaining tokens. The methods are documented at
 //! [`crate::Driver`]. Free descriptors and chains are linked lists in private memory: the device can
 //! overwrite the descriptor table, so it is never read back.
@@ -14,7 +14,7 @@ use super::side::Side;
 use super::{Desc, IDX, Layout};
 use crate::chain::{Buffer, F_INDIRECT, F_NEXT, F_WRITE};
 use crate::driver::{AddError, IndirectTables, Used, flagged};
-use crate::outstanding::{Entry, Ids, Outstanding};
+use crate::outstanding::{Ids, Outstanding};
 use crate::parts::{LayoutError, Parts};
 use crate::{Fault, RingFeatures};
 
@@ -22,17 +22,56 @@ use crate::{Fault, RingFeatures};
 #[derive(Debug)]
 pub struct Driver<A: Words, T> {
     layout: Layout<A>,
-    features: RingFeatures,
     tables: Option<IndirectTables<A>>,
     /// Publishes heads in the available ring and consumes used elements.
     side: Side<A>,
+    free: FreeList,
+    outstanding: Outstanding<T>,
+    fault: Option<Fault>,
+}
+
+/// The descriptors that no chain occupies.
+#[derive(Debug)]
+struct FreeList {
     /// Successor of each descriptor in the free list or in its chain. With IN_ORDER it is always the
     /// following descriptor, as 2.7.9.1 demands.
-    link: Vec<u16>,
-    outstanding: Outstanding<T>,
-    free_head: u16,
-    free: u16,
-    fault: Option<Fault>,
+    link: Box<[u16]>,
+    head: u16,
+    /// Number of descriptors in the list.
+    count: u16,
+    in_order: bool,
+}
+
+impl FreeList {
+    /// Returns the successor of a descriptor.
+    #[inline(always)]
+    fn after(&self, index: u16) -> u16 {
+        self.link[usize::from(index)]
+    }
+
+    /// Puts the `slots` descriptors of the chain at `head` in front of the list (last in, first out), so that the ones in the
+    /// cache are used next. With IN_ORDER nothing needs linking: they follow the free ones already. `prefetch` fetches a descriptor for
+    /// writing.
+    #[inline(always)]
+    fn release(&mut self, head: u16, slots: NonZeroU16, prefetch: impl FnOnce(u16)) {
+        self.count += slots.get();
+        if self.in_order {
+            return;
+        }
+        // The device has read this cache line, and the next chain will write it. It is prefetched for
+        // writing here, so that the misses of a burst overlap; a store that waits for its line delays all
+        // stores behind it. (The same for available and used entries, and for the slots of a packed ring,
+        // gained nothing.)
+        if head.is_multiple_of(LINE) {
+            prefetch(head);
+        }
+        let mut last = head;
+        for _ in 1..slots.get() {
+            last = self.after(last);
+        }
+        self.link[usize::from(last)] = self.head;
+        self.head = head;
+    }
 }
 
 /// Number of descriptors (16 bytes each) in a cache line of 64 bytes.
@@ -53,13 +92,15 @@ impl<A: Words, T> Driver<A, T> {
         avail.area.store16(avail.event, 0);
         avail.area.store16_release(IDX, 0);
         Ok(Self {
-            features,
             tables: IndirectTables::checked(tables, size, features),
             side: Side::new(avail, used, features.event_idx),
-            link: (1..size).chain([0]).collect(),
+            free: FreeList {
+                link: (1..size).chain([0]).collect(),
+                head: 0,
+                count: size,
+                in_order: features.in_order,
+            },
             outstanding: Outstanding::new(size, features.in_order.then_some(Ids::Slots)),
-            free_head: 0,
-            free: size,
             fault: None,
             layout,
         })
@@ -71,7 +112,7 @@ impl<A: Words, T> Driver<A, T> {
 
     #[inline]
     pub fn free(&self) -> u16 {
-        self.free
+        self.free.count
     }
 
     #[inline]
@@ -84,30 +125,30 @@ impl<A: Words, T> Driver<A, T> {
     }
 
     #[inline(always)]
-    pub fn add(&mut self, readable: &[Buffer], writable: &[Buffer], token: T) -> Result<(), AddError<T>> {
-        let (buffer, flags, writable_len) = match (readable, writable) {
-            ([buffer], []) => (buffer, 0, 0),
-            ([], [buffer]) => (buffer, F_WRITE, buffer.len),
+    pub fn add(&mut self, readable: &[Buffer], writable: &[Buffer], token: T) -> Result<u16, AddError<T>> {
+        let (buffer, flags) = match (readable, writable) {
+            ([buffer], []) => (buffer, 0),
+            ([], [buffer]) => (buffer, F_WRITE),
             _ => return self.add_many(readable, writable, token),
         };
         if self.fault.is_some() {
             return Err(AddError::Broken(token));
         }
-        if self.free == 0 {
+        if self.free.count == 0 {
             return Err(AddError::Full(token));
         }
-        let head = self.free_head;
-        let next = self.link[usize::from(head)];
+        let head = self.free.head;
+        let next = self.free.after(head);
         let desc = Desc { addr: buffer.addr, len: buffer.len, flags, next };
         self.layout.desc.store(head, desc.into_words());
-        self.outstanding.show(head, *buffer, flags);
-        self.commit(head, next, Entry { slots: NonZeroU16::MIN, writable_len, token });
-        Ok(())
+        self.outstanding.insert(head, *buffer, flags, token);
+        self.commit(head, next, 1);
+        Ok(head)
     }
 
     /// Adds a chain of any length; kept out of line, as most chains have one buffer.
     #[inline(never)]
-    fn add_many(&mut self, readable: &[Buffer], writable: &[Buffer], token: T) -> Result<(), AddError<T>> {
+    fn add_many(&mut self, readable: &[Buffer], writable: &[Buffer], token: T) -> Result<u16, AddError<T>> {
         let count = readable.len() + writable.len();
         if self.fault.is_some() {
             return Err(AddError::Broken(token));
@@ -117,17 +158,16 @@ impl<A: Words, T> Driver<A, T> {
         }
         let count = count as u16;
         let indirect = self.tables.as_ref().is_some_and(|tables| tables.takes(count));
-        let slots = if indirect { 1 } else { count };
-        if slots > self.free {
+        let slots =
+            if indirect { NonZeroU16::MIN } else { NonZeroU16::new(count).unwrap_or(NonZeroU16::MIN) };
+        if slots.get() > self.free.count {
             return Err(AddError::Full(token));
         }
-        let head = self.free_head;
+        let head = self.free.head;
         let next = self.describe(head, count, flagged(readable, writable));
-        self.outstanding.show_several(head, flagged(readable, writable));
-        let slots = NonZeroU16::new(slots).unwrap_or(NonZeroU16::MIN);
-        let writable_len = writable.iter().fold(0, |sum: u32, buffer| sum.wrapping_add(buffer.len));
-        self.commit(head, next, Entry { slots, writable_len, token });
-        Ok(())
+        self.outstanding.insert_several(head, flagged(readable, writable), slots, token);
+        self.commit(head, next, slots.get());
+        Ok(head)
     }
 
     /// Writes the descriptors of a chain of `count` buffers at `head`, into its indirect table if it goes there. Returns
@@ -140,11 +180,11 @@ impl<A: Words, T> Driver<A, T> {
             });
             let desc = Desc { addr: table.addr, len: table.len, flags: F_INDIRECT, next: 0 };
             self.layout.desc.store(head, desc.into_words());
-            return self.link[usize::from(head)];
+            return self.free.after(head);
         }
         let mut index = head;
         for (i, (Buffer { addr, len }, flags)) in buffers.enumerate() {
-            let next = self.link[usize::from(index)];
+            let next = self.free.after(index);
             let more = if i + 1 < usize::from(count) { F_NEXT } else { 0 };
             let desc = Desc { addr, len, flags: flags | more, next };
             self.layout.desc.store(index, desc.into_words());
@@ -153,13 +193,12 @@ impl<A: Words, T> Driver<A, T> {
         index
     }
 
-    /// Enters the chain at `head`, whose descriptors have been written, into the available ring. `next`
+    /// Enters the chain at `head`, whose `slots` descriptors have been written, into the available ring. `next`
     /// becomes the head of the free list.
     #[inline(always)]
-    fn commit(&mut self, head: u16, next: u16, entry: Entry<T>) {
-        self.free_head = next;
-        self.free -= entry.slots.get();
-        self.outstanding.insert(head, entry);
+    fn commit(&mut self, head: u16, next: u16, slots: u16) {
+        self.free.head = next;
+        self.free.count -= slots;
         self.layout.heads.store(self.side.next(), head);
         self.side.advance(1);
     }
@@ -171,8 +210,15 @@ impl<A: Words, T> Driver<A, T> {
 
     #[inline]
     pub fn has_used(&mut self) -> bool {
+        self.ahead() > 0
+    }
+
+    /// Returns how many chains the device has used that are not collected yet, as far as that is known; looks anew only if none is.
+    #[inline(always)]
+    fn ahead(&mut self) -> u16 {
         // Nothing is collected from a broken ring, whatever the index cached before it broke.
-        (self.side.known() > 0 && self.fault.is_none()) || self.refresh() > 0
+        let known = self.side.known();
+        if known > 0 && self.fault.is_none() { known } else { self.refresh() }
     }
 
     #[inline(never)]
@@ -195,57 +241,60 @@ impl<A: Words, T> Driver<A, T> {
     }
 
     #[inline(always)]
-    pub fn collect(&mut self) -> Option<Used<T>> {
-        if !self.has_used() {
-            return None;
-        }
-        let (elements, at) = (&self.layout.elements, self.side.peer_next());
-        let completed = self.outstanding.complete(|| {
-            let [id, len] = elements.load(at);
-            (id, len)
-        });
-        match completed {
-            Ok((id, Entry { slots, token, .. }, len)) => {
-                self.release(id, slots);
-                self.side.consume(1);
-                Some(Used { token, len })
+    pub fn collect_each(&mut self, most: usize, mut each: impl FnMut(Used<T>)) -> usize {
+        let mut count = 0;
+        while count < most {
+            let ahead = self.ahead();
+            if ahead == 0 {
+                break;
             }
-            Err(fault) => {
+            let Self { outstanding, free, layout, side, .. } = self;
+            let element = |at| {
+                let [id, len] = layout.elements.load(at);
+                (id, len)
+            };
+            let prefetch = |head| layout.desc.prefetch_write(head);
+            let (most, first) = (usize::from(ahead).min(most - count), side.peer_next());
+            let (mut chains, mut fault) = (0u16, None);
+            if outstanding.is_in_order() {
+                let element = outstanding.batch().unwrap_or_else(|| element(first));
+                let completed = outstanding.remove_batch(element, most, |id, entry, len| {
+                    chains += 1;
+                    free.release(id, entry.slots, prefetch);
+                    each(Used { id, token: entry.token, len });
+                });
+                fault = completed.err();
+            } else {
+                while usize::from(chains) < most {
+                    let (id, len) = element(first.wrapping_add(chains));
+                    match outstanding.remove(id) {
+                        Ok(entry) => {
+                            chains += 1;
+                            free.release(id as u16, entry.slots, prefetch);
+                            each(Used { id: id as u16, token: entry.token, len });
+                        }
+                        Err(found) => {
+                            fault = Some(found);
+                            break;
+                        }
+                    }
+                }
+            }
+            side.consume(chains);
+            count += usize::from(chains);
+            if let Some(fault) = fault {
                 self.break_with(fault);
-                None
             }
         }
-    }
-
-    /// Puts the chain's descriptors in front of the free list (last in, first out), so that the ones in the
-    /// cache are used next. With IN_ORDER nothing needs linking: they follow the free ones already.
-    #[inline(always)]
-    fn release(&mut self, head: u16, slots: NonZeroU16) {
-        self.free += slots.get();
-        if self.features.in_order {
-            return;
-        }
-        // The device has read this cache line, and the next chain will write it. It is prefetched for
-        // writing here, so that the misses of a burst overlap; a store that waits for its line delays all
-        // stores behind it. (The same for available and used entries, and for the slots of a packed ring,
-        // gained nothing.)
-        if head.is_multiple_of(LINE) {
-            self.layout.desc.prefetch_write(head);
-        }
-        let mut last = head;
-        for _ in 1..slots.get() {
-            last = self.link[usize::from(last)];
-        }
-        self.link[usize::from(last)] = self.free_head;
-        self.free_head = head;
+        count
     }
 
     /// Takes back one chain and decrements `avail.idx`, in the shadow and then in memory.
     pub fn detach_unused(&mut self) -> Option<T> {
-        let (head, Entry { slots, token, .. }) = self.outstanding.take_any()?;
-        self.release(head, slots);
+        let (head, entry) = self.outstanding.take_any()?;
+        self.free.release(head, entry.slots, |_| {});
         self.side.step_back();
-        Some(token)
+        Some(entry.token)
     }
 
     pub fn resume(&mut self) -> Option<u16> {

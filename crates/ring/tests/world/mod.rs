@@ -64,6 +64,8 @@ pub enum Op {
 #[derive(Clone, Debug)]
 struct Sent {
     token: u64,
+    /// The ring's number of the chain.
+    id: u16,
     /// Number of ring descriptors that the chain occupies.
     cost: u16,
     readable: Vec<Buffer>,
@@ -106,6 +108,8 @@ pub struct World<M: Memory> {
     used: VecDeque<Back>,
     /// Tokens of the chains that are in the ring or with the device.
     pub out: BTreeSet<u64>,
+    /// The ring's numbers of them.
+    ids: BTreeSet<u16>,
     /// Number of descriptors that these chains occupy.
     occupied: u16,
     collected: u64,
@@ -135,6 +139,7 @@ impl<M: Memory> World<M> {
             done: VecDeque::new(),
             used: VecDeque::new(),
             out: BTreeSet::new(),
+            ids: BTreeSet::new(),
             occupied: 0,
             collected: 0,
             device_sleeps: false,
@@ -215,14 +220,18 @@ impl<M: Memory> World<M> {
         let count = readable + writable;
         let tabled = self.setup.features.indirect && count > 1 && count <= self.setup.entries.into();
         let cost = if tabled { 1 } else { count };
-        let sent = Sent { token, cost: cost as u16, readable: buffers, writable: tail };
+        let mut sent = Sent { token, id: 0, cost: cost as u16, readable: buffers, writable: tail };
         let result = self.driver.add(&sent.readable, &sent.writable, token);
         if count == 0 || count > self.setup.size.into() {
             assert_eq!(result, Err(AddError::BadChain(token)));
         } else if cost > usize::from(self.setup.size - self.occupied) {
             assert_eq!(result, Err(AddError::Full(token)));
         } else {
-            assert_eq!(result, Ok(()));
+            sent.id = result.unwrap();
+            assert!(
+                sent.id < self.setup.size && self.ids.insert(sent.id),
+                "the number of an outstanding chain"
+            );
             self.next_token += 1;
             self.out.insert(token);
             self.occupied += sent.cost;
@@ -241,12 +250,19 @@ impl<M: Memory> World<M> {
     }
 
     fn collect(&mut self, max: usize) {
-        for _ in 0..max {
-            let expected = self.used.pop_front();
-            let used = self.driver.collect();
-            assert_eq!(used, expected.map(|back| back.used));
-            let Some(back) = expected else { break };
+        // One by one or all at once.
+        let mut used = Vec::new();
+        if self.collected.is_multiple_of(2) {
+            let count = self.driver.collect_each(max, |back| used.push(back));
+            assert_eq!(count, used.len());
+        } else {
+            used.extend(std::iter::from_fn(|| self.driver.collect()).take(max));
+        }
+        let expected: Vec<Back> = self.used.drain(..max.min(self.used.len())).collect();
+        assert_eq!(used, expected.iter().map(|back| back.used).collect::<Vec<_>>());
+        for back in expected {
             assert!(self.out.remove(&back.used.token), "a token that is not out");
+            assert!(self.ids.remove(&back.used.id));
             self.occupied -= back.cost;
             self.collected += 1;
         }
@@ -319,7 +335,7 @@ impl<M: Memory> World<M> {
     /// Makes the completion of a chain; `len` is 0 if the chain has no writable buffers.
     fn finish(Held { sent, chain, .. }: &Held, len: u32) -> (Done, Back) {
         let len = if sent.writable.is_empty() { 0 } else { len };
-        (chain.done(len), Back { used: Used { token: sent.token, len }, cost: sent.cost })
+        (chain.done(len), Back { used: Used { id: sent.id, token: sent.token, len }, cost: sent.cost })
     }
 
     fn publish_used(&mut self) {

@@ -268,7 +268,7 @@ fn plugged_memory_carries_packets_until_it_is_unplugged() {
     let send_from_it = |a: &mut Guest| {
         let buffer = Buffer { addr: spec.guest_addr, len: bytes.len() as u32 };
         // A token of no packet: it only comes back below.
-        a.pair.transmitq.driver().ring().add(&[buffer], &[], u16::MAX).unwrap();
+        a.pair.transmitq.driver().ring().add(&[buffer], &[], ()).unwrap();
         a.publish_ring();
     };
     a.drain();

@@ -28,9 +28,12 @@ const MAX_SEG_LEN: u32 = (MAX_FRAME + HASHED_LEN) as u32;
 /// 32 KiB make three, of 16 KiB five.
 const BIG_SEGS: u16 = 5;
 
-fn refused<T>(error: AddError<T>) -> Refused {
+/// Returns the framework's reason for the ring's. Out of line, as a ring that has room refuses nothing.
+#[cold]
+#[inline(never)]
+fn refused(error: AddError<()>) -> Refused {
     match error {
-        AddError::Full(_) => Refused::Full,
+        AddError::Full(()) => Refused::Full,
         _ => Refused::Broken,
     }
 }
@@ -38,7 +41,7 @@ fn refused<T>(error: AddError<T>) -> Refused {
 /// The ring of a transmitq, driven by the framework.
 #[derive(Debug)]
 pub struct TxRing {
-    ring: Driver<Area, u16>,
+    ring: Driver<Area, ()>,
     header_len: usize,
     max_segs: u16,
     /// True if a chain of several segments takes one entry of the ring, by an indirect table.
@@ -71,7 +74,7 @@ impl TxRing {
     }
 
     /// Returns the ring, for its notifications and its state.
-    pub fn ring(&mut self) -> &mut Driver<Area, u16> {
+    pub fn ring(&mut self) -> &mut Driver<Area, ()> {
         &mut self.ring
     }
 
@@ -106,7 +109,7 @@ impl TxDriver for TxRing {
     }
 
     #[inline(always)]
-    fn encap(&mut self, packet: &TxPacket<'_>, token: u16) -> Result<(), Refused> {
+    fn encap(&mut self, packet: &TxPacket<'_>) -> Result<u16, Refused> {
         // num_buffers is 0 on transmit (5.1.6.2).
         let header = Header { num_buffers: 0, ..*packet.header };
         // The header is stored only if it differs: headers seldom change, and an unchanged cache
@@ -117,7 +120,7 @@ impl TxDriver for TxRing {
         } else {
             packet.room.copy_from(&header::to_bytes(&header, PacketHash::NONE)[..self.header_len]);
         }
-        self.ring.add(packet.segments, &[], token).map_err(refused)
+        self.ring.add(packet.segments, &[], ()).map_err(refused)
     }
 
     #[inline]
@@ -130,8 +133,8 @@ impl TxDriver for TxRing {
     }
 
     #[inline(always)]
-    fn completed(&mut self) -> Option<u16> {
-        self.ring.collect().map(|used| used.token)
+    fn completed(&mut self, most: usize, mut each: impl FnMut(u16)) -> usize {
+        self.ring.collect_each(most, |used| each(used.id))
     }
 }
 
@@ -145,7 +148,7 @@ pub(super) fn max_frame(features: Features, mtu: u16) -> usize {
 /// The ring of a receiveq, driven by the framework.
 #[derive(Debug)]
 pub struct RxRing {
-    ring: Driver<Area, u16>,
+    ring: Driver<Area, ()>,
     limits: RxLimits,
     /// True if the device reports hashes.
     hashed: bool,
@@ -188,7 +191,7 @@ impl RxRing {
     }
 
     /// Returns the ring, for its notifications and its state.
-    pub fn ring(&mut self) -> &mut Driver<Area, u16> {
+    pub fn ring(&mut self) -> &mut Driver<Area, ()> {
         &mut self.ring
     }
 
@@ -209,8 +212,8 @@ impl RxDriver for RxRing {
     }
 
     #[inline(always)]
-    fn post(&mut self, segments: &[Segment], token: u16) -> Result<(), Refused> {
-        self.ring.add(&[], segments, token).map_err(refused)
+    fn post(&mut self, segments: &[Segment]) -> Result<u16, Refused> {
+        self.ring.add(&[], segments, ()).map_err(refused)
     }
 
     #[inline]
@@ -219,8 +222,8 @@ impl RxDriver for RxRing {
     }
 
     #[inline(always)]
-    fn completed(&mut self) -> Option<Completion> {
-        self.ring.collect().map(|used| Completion { token: used.token, len: used.len })
+    fn completed(&mut self, most: usize, mut each: impl FnMut(Completion)) -> usize {
+        self.ring.collect_each(most, |used| each(Completion { token: used.id, len: used.len }))
     }
 
     #[inline(always)]

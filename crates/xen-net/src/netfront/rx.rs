@@ -33,7 +33,7 @@ pub struct RxCounters {
     pub moved: u64,
 }
 
-/// A posted page with its token.
+/// A posted page, and the slot that it was posted in, which is its token.
 #[derive(Clone, Copy, Debug, Default)]
 struct Posted {
     token: u16,
@@ -65,9 +65,9 @@ pub struct NetfrontRx {
     memory: Arc<GuestMemory>,
     /// The run in which the last look-up found its page.
     hint: usize,
-    /// Posted pages by slot: the response to a request lies where the request did, whatever
+    /// The addresses of posted pages by slot: the response to a request lies where the request did, whatever
     /// identifier it has.
-    posted: Box<[Posted]>,
+    posted: Box<[u64]>,
     /// Pages of assembled packets that the framework has not yet taken.
     ready: VecDeque<Completion>,
     /// The headers of those packets, in the order of their pages.
@@ -92,7 +92,7 @@ impl NetfrontRx {
             grants,
             memory,
             hint: 0,
-            posted: vec![Posted::default(); size].into(),
+            posted: vec![0; size].into(),
             ready: VecDeque::with_capacity(size),
             starts: VecDeque::with_capacity(size),
             parts: Vec::with_capacity(MAX_SLOTS),
@@ -121,7 +121,7 @@ impl NetfrontRx {
     #[inline(always)]
     fn take(&mut self) -> Option<(RxSlot, Posted)> {
         let at = self.ring.next_response() as usize & (self.posted.len() - 1);
-        Some((self.ring.take()?, self.posted[at]))
+        Some((self.ring.take()?, Posted { token: at as u16, addr: self.posted[at] }))
     }
 
     /// Assembles the next packet and returns its first page; `None` when there is no packet.
@@ -277,17 +277,19 @@ impl RxDriver for NetfrontRx {
         }
     }
 
+    /// A page that waits in `ready` has its slot's number until the framework has taken it. Slots are used in turn, so the last ones that
+    /// became free are not used again as long as so many are left.
     #[inline(always)]
     fn room(&self) -> usize {
-        self.ring.free() as usize
+        (self.ring.free() as usize).saturating_sub(self.ready.len())
     }
 
     #[inline(always)]
-    fn post(&mut self, segments: &[Segment], token: u16) -> Result<(), Refused> {
+    fn post(&mut self, segments: &[Segment]) -> Result<u16, Refused> {
         if self.ring.fault().is_some() {
             return Err(Refused::Broken);
         }
-        if self.ring.free() == 0 {
+        if self.room() == 0 {
             return Err(Refused::Full);
         }
         let &[Segment { addr, len }] = segments else { return Err(Refused::Unfit) };
@@ -296,9 +298,9 @@ impl RxDriver for NetfrontRx {
             return Err(Refused::Unfit);
         };
         let at = self.ring.next_request() as usize & (self.posted.len() - 1);
-        self.posted[at] = Posted { token, addr };
+        self.posted[at] = addr;
         self.ring.push(RxRequest { id: at as u16, gref }.to_slot());
-        Ok(())
+        Ok(at as u16)
     }
 
     #[inline]
@@ -307,8 +309,15 @@ impl RxDriver for NetfrontRx {
     }
 
     #[inline(always)]
-    fn completed(&mut self) -> Option<Completion> {
-        self.ready.pop_front().or_else(|| self.next_packet())
+    fn completed(&mut self, most: usize, mut each: impl FnMut(Completion)) -> usize {
+        let mut count = 0;
+        while count < most
+            && let Some(page) = self.ready.pop_front().or_else(|| self.next_packet())
+        {
+            count += 1;
+            each(page);
+        }
+        count
     }
 
     #[inline(always)]

@@ -53,6 +53,8 @@ pub struct NetfrontTx {
     vacant: Vec<u16>,
     /// Number of unanswered slots of each packet, by token.
     left: Box<[u8]>,
+    /// Unused tokens, as a stack like the ids: a packet has one until all its slots are answered.
+    tokens_left: Vec<u16>,
     /// Number of unanswered slots that hold extras.
     extras: u32,
     counters: TxCounters,
@@ -76,6 +78,7 @@ impl NetfrontTx {
             tokens: vec![VACANT; size.into()].into(),
             vacant: (0..size).rev().collect(),
             left: vec![0; size.into()].into(),
+            tokens_left: (0..size).rev().collect(),
             extras: 0,
             counters: TxCounters::default(),
         })
@@ -139,6 +142,9 @@ impl NetfrontTx {
         self.vacant.push(id);
         *left -= 1;
         let done = *left == 0;
+        if done {
+            self.tokens_left.push(token);
+        }
         match status {
             OKAY => {}
             DROPPED => self.counters.dropped += 1,
@@ -170,7 +176,7 @@ impl TxDriver for NetfrontTx {
     }
 
     #[inline]
-    fn encap(&mut self, packet: &TxPacket<'_>, token: u16) -> Result<(), Refused> {
+    fn encap(&mut self, packet: &TxPacket<'_>) -> Result<u16, Refused> {
         if self.ring.fault().is_some() {
             return Err(Refused::Broken);
         }
@@ -192,6 +198,8 @@ impl TxDriver for NetfrontTx {
             };
             places.push(place);
         }
+        // A packet has a slot at least, so there is a token for each.
+        let Some(token) = self.tokens_left.pop() else { return Err(Refused::Full) };
         let mut flags = TxFlags::empty();
         flags.set(TxFlags::CSUM_BLANK, offload.csum_blank);
         flags.set(TxFlags::DATA_VALIDATED, offload.data_validated);
@@ -208,7 +216,7 @@ impl TxDriver for NetfrontTx {
             // A segment is no longer than a page.
             self.push(place, segment.len as u16, more(at + 1), token);
         }
-        Ok(())
+        Ok(token)
     }
 
     #[inline]
@@ -221,17 +229,22 @@ impl TxDriver for NetfrontTx {
     }
 
     #[inline(always)]
-    fn completed(&mut self) -> Option<u16> {
-        if self.ring.available() == 0 {
-            self.ring.refresh();
-        }
-        while let Some(slot) = self.ring.take() {
+    fn completed(&mut self, most: usize, mut each: impl FnMut(u16)) -> usize {
+        let mut count = 0;
+        while count < most {
+            if self.ring.available() == 0 {
+                self.ring.refresh();
+            }
+            let Some(slot) = self.ring.take() else { break };
             match self.response(slot) {
                 Ok(None) => {}
-                Ok(token) => return token,
+                Ok(Some(token)) => {
+                    count += 1;
+                    each(token);
+                }
                 Err(fault) => self.ring.break_with(fault),
             }
         }
-        None
+        count
     }
 }

@@ -66,14 +66,14 @@ struct Straight<D> {
     driver: D,
     header_room: usize,
     chains: Vec<Option<Chain>>,
-    vacant: Vec<u16>,
+    in_flight: usize,
 }
 
 impl<D: TxDriver> Straight<D> {
     fn new(driver: D) -> Self {
         let limits = driver.limits();
         let chains = std::iter::repeat_with(|| None).take(limits.ring.into()).collect();
-        Self { driver, header_room: limits.header_room, chains, vacant: (0..limits.ring).rev().collect() }
+        Self { driver, header_room: limits.header_room, chains, in_flight: 0 }
     }
 }
 
@@ -81,34 +81,34 @@ impl<D: TxDriver> Way for Straight<D> {
     #[inline]
     fn make_room(&mut self, pools: &mut Pools) {
         // As the framework: when room is short, or a quarter of the ring was used.
-        if self.vacant.len() > BURST && self.chains.len() - self.vacant.len() < self.chains.len() / 4 {
+        if self.driver.room() > BURST && self.in_flight < self.chains.len() / 4 {
             return;
         }
-        while let Some(token) = self.driver.completed() {
-            if let Some(mut chain) = self.chains.get_mut(usize::from(token)).and_then(Option::take) {
+        let Self { driver, chains, in_flight, header_room } = self;
+        driver.completed(usize::MAX, |token| {
+            if let Some(mut chain) = chains.get_mut(usize::from(token)).and_then(Option::take) {
                 if let Some(first) = chain.first_mut() {
-                    first.write().skip(self.header_room).prefetch();
+                    first.write().skip(*header_room).prefetch();
                 }
-                self.vacant.push(token);
+                *in_flight -= 1;
                 pools.recycle_chain(chain);
             }
-        }
+        });
     }
 
     #[inline]
     fn send(&mut self, mut chain: Chain, _: &mut Pools) -> Result<(), Chain> {
-        let Some(&token) = self.vacant.last() else { return Err(chain) };
         let (header, len) = (chain.header, chain.len());
         chain.push(self.header_room);
         let Some(first) = chain.first_mut() else { return Err(chain) };
         let segment = Segment { addr: first.addr(), len: first.len() as u32 };
         let room = first.write().first(self.header_room);
         let packet = TxPacket { header: &header, len, room, segments: &[segment] };
-        if self.driver.encap(&packet, token).is_err() {
+        let Ok(token) = self.driver.encap(&packet) else {
             chain.pull(self.header_room);
             return Err(chain);
-        }
-        self.vacant.pop();
+        };
+        self.in_flight += 1;
         self.chains[usize::from(token)] = Some(chain);
         Ok(())
     }
