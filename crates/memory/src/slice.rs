@@ -169,11 +169,7 @@ impl<'a> ReadSlice<'a> {
     /// Prefetches the first cache line for reading. Never faults.
     #[inline]
     pub fn prefetch(&self) {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a prefetch is a hint; it has no architectural effect, whatever the address.
-        unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(self.base().cast());
-        }
+        prefetch_read(self.base());
     }
 }
 
@@ -217,6 +213,18 @@ impl<'a> WriteSlice<'a> {
     pub fn prefetch(&self) {
         prefetch_write(self.base());
     }
+}
+
+/// Prefetches the cache line of a byte that will soon be read. Never faults.
+#[inline(always)]
+pub(crate) fn prefetch_read(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch is a hint; it has no architectural effect, whatever the address.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
 }
 
 /// Prefetches the cache line of a byte that will soon be written. Never faults.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use crate::region::Region;
-use crate::slice::{ReadSlice, WriteSlice, prefetch_write};
+use crate::slice::{ReadSlice, WriteSlice, prefetch_read, prefetch_write};
 
 /// A resolved range of shared memory, seen as naturally aligned little-endian words.
 ///
@@ -85,6 +85,12 @@ pub trait Slots {
     fn set_first(&self, index: u16, word: u64);
     /// Stores the second word of a slot with relaxed order.
     fn set_second(&self, index: u16, word: u64);
+    /// Stores both words of a slot with relaxed order, the first one first.
+    #[inline(always)]
+    fn set(&self, index: u16, [first, second]: [u64; 2]) {
+        self.set_first(index, first);
+        self.set_second(index, second);
+    }
     /// Stores the second word of a slot with release order.
     fn set_second_release(&self, index: u16, word: u64);
 }
@@ -283,13 +289,7 @@ impl<E: Entry> Table<E> for AreaTable<E> {
 
     #[inline(always)]
     fn prefetch(&self, index: u16) {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a prefetch is a hint without architectural effect.
-        unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(self.at(index).cast());
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = index;
+        prefetch_read(self.at(index));
     }
 
     #[inline(always)]
@@ -322,38 +322,44 @@ impl std::fmt::Debug for AreaSlots {
 
 impl AreaSlots {
     #[inline(always)]
-    fn word(&self, index: u16, offset: usize) -> &AtomicU64 {
+    fn slot(&self, index: u16) -> &[AtomicU64; 2] {
         assert!(index < self.count, "slot outside the ring");
         // SAFETY: the slot is inside the area, which is mapped as long as self lives; the base was
         // found to be aligned to 8.
-        unsafe { AtomicU64::from_ptr(self.base.add(SLOT * usize::from(index) + offset).cast()) }
+        unsafe { &*self.base.add(SLOT * usize::from(index)).cast() }
     }
 }
 
 impl Slots for AreaSlots {
     #[inline(always)]
     fn first(&self, index: u16) -> u64 {
-        u64::from_le(self.word(index, 0).load(Ordering::Relaxed))
+        u64::from_le(self.slot(index)[0].load(Ordering::Relaxed))
     }
     #[inline(always)]
     fn second(&self, index: u16) -> u64 {
-        u64::from_le(self.word(index, 8).load(Ordering::Relaxed))
+        u64::from_le(self.slot(index)[1].load(Ordering::Relaxed))
     }
     #[inline(always)]
     fn second_acquire(&self, index: u16) -> u64 {
-        u64::from_le(self.word(index, 8).load(Ordering::Acquire))
+        u64::from_le(self.slot(index)[1].load(Ordering::Acquire))
     }
     #[inline(always)]
     fn set_first(&self, index: u16, word: u64) {
-        self.word(index, 0).store(word.to_le(), Ordering::Relaxed);
+        self.slot(index)[0].store(word.to_le(), Ordering::Relaxed);
     }
     #[inline(always)]
     fn set_second(&self, index: u16, word: u64) {
-        self.word(index, 8).store(word.to_le(), Ordering::Relaxed);
+        self.slot(index)[1].store(word.to_le(), Ordering::Relaxed);
+    }
+    #[inline(always)]
+    fn set(&self, index: u16, words: [u64; 2]) {
+        let [first, second] = self.slot(index);
+        first.store(words[0].to_le(), Ordering::Relaxed);
+        second.store(words[1].to_le(), Ordering::Relaxed);
     }
     #[inline(always)]
     fn set_second_release(&self, index: u16, word: u64) {
-        self.word(index, 8).store(word.to_le(), Ordering::Release);
+        self.slot(index)[1].store(word.to_le(), Ordering::Release);
     }
 }
 

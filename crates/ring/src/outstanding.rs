@@ -18,24 +18,30 @@ use crate::chain::{Buffer, F_WRITE};
 /// An outstanding chain: the device has it, or is about to get it.
 #[derive(Debug)]
 pub(crate) struct Entry<T> {
-    /// Its only buffer as the device was shown it; means nothing if there are several.
-    buffer: Buffer,
-    /// The number of chains that were added before, modulo 2^30, above the bits [`WRITABLE`] and [`SEVERAL`].
-    order: u32,
-    /// Sum of the lengths of its writable buffers in bytes.
-    writable_len: u32,
+    /// Guest physical address of its only buffer, as the device was shown it; means nothing if there are several.
+    addr: u64,
+    /// The length of its only buffer, else the sum of the lengths of its writable ones, in bytes.
+    len: u32,
+    /// The number of chains that were added before, modulo 2^16: more than can be outstanding.
+    order: u16,
+    /// [`F_WRITE`] if there are buffers for the device to write, and [`SEVERAL`].
+    flags: u16,
     /// Number of ring descriptors that the chain occupies; an indirect chain occupies one.
     pub(crate) slots: NonZeroU16,
     /// The token by which the ring's owner knows the chain.
     pub(crate) token: T,
 }
 
-/// Set in [`Entry::order`] if the buffer is one for the device to write.
-const WRITABLE: u32 = 1;
-/// Set in [`Entry::order`] if the chain has several buffers, which are in [`Outstanding::several`] instead.
-const SEVERAL: u32 = 2;
-/// The step from one chain to the next in [`Entry::order`].
-const STEP: u32 = 4;
+/// Set in [`Entry::flags`] if the chain has several buffers, which are in [`Outstanding::several`].
+const SEVERAL: u16 = 1 << 15;
+
+impl<T> Entry<T> {
+    /// Returns the sum of the lengths of its writable buffers in bytes.
+    #[inline(always)]
+    fn writable_len(&self) -> u32 {
+        if self.flags & F_WRITE == 0 { 0 } else { self.len }
+    }
+}
 
 /// The step from one chain's id to the next one's when ids are given out in ring order (IN_ORDER).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,8 +75,6 @@ pub(crate) struct Outstanding<T> {
     in_order: Option<InOrder>,
     /// By id, the buffers of chains that have several. A vector is kept for the next chain with its id.
     several: Vec<Vec<(Buffer, u16)>>,
-    /// What [`Entry::order`] of the next chain is.
-    order: u32,
 }
 
 impl<T> Outstanding<T> {
@@ -79,17 +83,13 @@ impl<T> Outstanding<T> {
             entries: (0..size).map(|_| None).collect(),
             in_order: in_order.map(|ids| InOrder { ids, oldest: 0, batch: None }),
             several: vec![Vec::new(); size.into()],
-            order: 0,
         }
     }
 
-    /// Records chain `id`, of one buffer with its flag [`F_WRITE`], which is about to be made available.
+    /// Records chain `id`, of one buffer with its flag [`F_WRITE`], which is about to be made available after `order` others.
     #[inline(always)]
-    pub(crate) fn insert(&mut self, id: u16, buffer: Buffer, flags: u16, token: T) {
-        let (writable, writable_len) = if flags & F_WRITE == 0 { (0, 0) } else { (WRITABLE, buffer.len) };
-        let order = self.order | writable;
-        self.order = self.order.wrapping_add(STEP);
-        let entry = Entry { buffer, order, writable_len, slots: NonZeroU16::MIN, token };
+    pub(crate) fn insert(&mut self, id: u16, Buffer { addr, len }: Buffer, flags: u16, order: u16, token: T) {
+        let entry = Entry { addr, len, order, flags, slots: NonZeroU16::MIN, token };
         self.entries[usize::from(id)] = Some(entry);
     }
 
@@ -99,31 +99,31 @@ impl<T> Outstanding<T> {
         id: u16,
         buffers: impl Iterator<Item = (Buffer, u16)>,
         slots: NonZeroU16,
+        order: u16,
         token: T,
     ) {
         let copies = &mut self.several[usize::from(id)];
         copies.clear();
         copies.extend(buffers);
-        let writable = copies.iter().filter(|(_, flags)| flags & F_WRITE != 0);
-        let writable_len = writable.fold(0, |sum: u32, (buffer, _)| sum.wrapping_add(buffer.len));
-        let (buffer, order) = (Buffer::default(), self.order | SEVERAL);
-        self.order = self.order.wrapping_add(STEP);
-        self.entries[usize::from(id)] = Some(Entry { buffer, order, writable_len, slots, token });
+        let (mut len, mut flags) = (0u32, SEVERAL);
+        for (buffer, of) in copies.iter().filter(|(_, of)| of & F_WRITE != 0) {
+            (len, flags) = (len.wrapping_add(buffer.len), flags | of);
+        }
+        self.entries[usize::from(id)] = Some(Entry { addr: 0, len, order, flags, slots, token });
     }
 
-    /// Returns all outstanding chains in the order in which they were added. A batch that is being collected ends here:
-    /// the chains that are left of it are outstanding again.
-    pub(crate) fn shown(&mut self) -> Vec<ShownChain> {
+    /// Returns all outstanding chains in the order in which they were added, which were `added` with all before. A batch that is being collected
+    /// ends here: the chains that are left of it are outstanding again.
+    pub(crate) fn shown(&mut self, added: u16) -> Vec<ShownChain> {
         if let Some(order) = &mut self.in_order {
             order.batch = None;
         }
-        let now = self.order;
         let mut chains: Vec<(u16, &Entry<T>)> =
             (0..).zip(&self.entries).filter_map(|(id, entry)| Some((id, entry.as_ref()?))).collect();
         // The oldest first: the one that is most steps behind.
-        chains.sort_by_key(|(_, entry)| std::cmp::Reverse(now.wrapping_sub(entry.order & !(STEP - 1))));
-        let buffers = |(id, Entry { buffer, order, .. }): (u16, &Entry<T>)| match order & SEVERAL {
-            0 => (id, vec![(*buffer, if order & WRITABLE == 0 { 0 } else { F_WRITE })]),
+        chains.sort_by_key(|(_, entry)| std::cmp::Reverse(added.wrapping_sub(entry.order)));
+        let buffers = |(id, entry): (u16, &Entry<T>)| match entry.flags & SEVERAL {
+            0 => (id, vec![(Buffer { addr: entry.addr, len: entry.len }, entry.flags)]),
             _ => (id, self.several[usize::from(id)].clone()),
         };
         chains.into_iter().map(buffers).collect()
@@ -187,7 +187,7 @@ impl<T> Outstanding<T> {
         let (mut at, mut left) = (u32::from(*oldest), most);
         while at != last && left > 0 {
             let Some(entry) = self.entries[at as usize].take() else { break };
-            let (id, written) = (at as u16, entry.writable_len);
+            let (id, written) = (at as u16, entry.writable_len());
             at = after(at, entry.slots);
             left -= 1;
             // A chain without a used element of its own counts as completely written (2.7.9).

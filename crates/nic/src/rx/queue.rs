@@ -12,7 +12,7 @@
 //! ```
 
 use arrayvec::ArrayVec;
-use ringferry_packet::buffer::{Buf, Chain, Fragments, Pool, Pools};
+use ringferry_packet::buffer::{Buf, Chain, Fragments, Info, Pool, Pools};
 use ringferry_packet::ether::MIN_FRAME;
 
 use super::RxStats;
@@ -394,11 +394,11 @@ impl<D: RxDriver> RxQueue<D> {
             return self.parse_segmented(buf, done, pools);
         }
         let room = buf.tailroom();
-        buf.grow(len);
-        let start = self.driver.start(buf.read().first(self.header_len));
+        let start = self.driver.start(buf.written(self.header_len.min(len)));
         // A header that the device has not written completely is a remnant of an earlier packet; its count of
         // buffers must not be used.
         if start.buffers != 1 && self.shape == Shape::Mergeable && len >= self.header_len {
+            buf.grow(len);
             return self
                 .parse_merged(buf, len <= room, start.buffers, burst, pools)
                 .map(|chain| with_metadata(chain, &start));
@@ -409,19 +409,20 @@ impl<D: RxDriver> RxQueue<D> {
             return None;
         }
         let frame = len - self.header_len;
-        let buf = if frame <= self.copy_break {
-            self.copy_frame(buf, pools)
-        } else {
-            if room - len >= self.trim {
-                self.trim_tail(&mut buf);
-            }
+        if frame <= self.copy_break {
+            buf.grow(len);
+            buf = self.copy_frame(buf, pools);
+        } else if room - len >= self.trim {
+            buf.grow(len);
+            self.trim_tail(&mut buf);
             buf.pull(self.header_len);
-            buf
-        };
+        } else {
+            buf.receive(len, self.header_len);
+        }
         self.stats.descriptors += 1;
         self.stats.truesize_bytes += buf.truesize() as u64;
         self.count_delivered(frame);
-        Some(with_metadata(Chain::from(buf), &start))
+        Some(Chain::new(buf, Info { header: start.header, hash: start.hash }))
     }
 
     /// Returns true if `len` bytes, header included, are a valid length of a packet.

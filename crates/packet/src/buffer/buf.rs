@@ -192,6 +192,21 @@ impl Buf {
         self.len += n.min(self.tailroom()) as u32;
     }
 
+    /// Returns the first `n` bytes of the tail room, or all of it, for reading what a device has written there.
+    #[inline(always)]
+    pub fn written(&self, n: usize) -> ReadSlice<'_> {
+        self.core.readable(self.at() + self.len(), n.min(self.tailroom()))
+    }
+
+    /// Makes the first `n` bytes of the tail room of an empty buffer, or all of it, its data, but for the first `skip` of these.
+    #[inline(always)]
+    pub fn receive(&mut self, n: usize, skip: usize) {
+        let n = n.min(self.tailroom());
+        let skip = skip.min(n);
+        self.head += skip as u32;
+        self.len = (n - skip) as u32;
+    }
+
     /// Adds the last `n` bytes of the head room to the data. Returns false, without a change, if there are fewer or the
     /// range is shared.
     #[inline(always)]

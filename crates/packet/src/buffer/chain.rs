@@ -72,12 +72,8 @@ impl DerefMut for Chain {
 
 impl From<Buf> for Chain {
     #[inline(always)]
-    fn from(mut buf: Buf) -> Self {
-        if buf.is_empty() {
-            return Self::default();
-        }
-        buf.info = Info::default();
-        Self(Shape::One(buf))
+    fn from(buf: Buf) -> Self {
+        Self::new(buf, Info::default())
     }
 }
 
@@ -91,6 +87,16 @@ impl From<Bufs> for Chain {
 }
 
 impl Chain {
+    /// Makes a packet of one buffer.
+    #[inline(always)]
+    pub fn new(mut buf: Buf, info: Info) -> Self {
+        if buf.is_empty() {
+            return Self::default();
+        }
+        buf.info = info;
+        Self(Shape::One(buf))
+    }
+
     /// Converts the packet to the form that may have any number of buffers.
     #[cold]
     #[inline(never)]

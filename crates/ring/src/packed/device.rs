@@ -166,7 +166,7 @@ impl<A: Words> Device<A> {
                 }
                 *found = (desc, self.side.read_addr(at));
                 count += 1;
-                at = at.forward(1, size);
+                at = at.next(size);
             }
             out.extend(
                 run[..count]
@@ -232,7 +232,7 @@ impl<A: Words> Device<A> {
                 return Err(Fault::ChainTooLong);
             }
             chain.slots += 1;
-            at = at.forward(1, self.side.size);
+            at = at.next(self.side.size);
             desc = self.side.read_chained(at);
         }
     }

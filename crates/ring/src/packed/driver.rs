@@ -104,10 +104,11 @@ impl<A: Words, T> Driver<A, T> {
         }
         let Some(id) = self.take_id() else { return Err(AddError::Full(token)) };
         let at = self.side.write_cursor;
-        self.side.write_addr(at, buffer.addr);
-        self.side.write_desc(at, Desc { len: buffer.len, id, flags: flags | at.available() });
-        self.outstanding.insert(id, *buffer, flags, token);
-        self.commit(1);
+        self.side.write(at, buffer.addr, Desc { len: buffer.len, id, flags: flags | at.available() });
+        self.outstanding.insert(id, *buffer, flags, self.added, token);
+        self.side.write_cursor = at.next(self.side.size);
+        self.free -= 1;
+        self.added = self.added.wrapping_add(1);
         Ok(id)
     }
 
@@ -131,8 +132,10 @@ impl<A: Words, T> Driver<A, T> {
         // There are as many ids as slots and a chain occupies at least one slot, so an id is free here.
         let Some(id) = self.take_id() else { return Err(AddError::Full(token)) };
         self.describe(id, count, flagged(readable, writable));
-        self.outstanding.insert_several(id, flagged(readable, writable), slots, token);
-        self.commit(slots.get());
+        self.outstanding.insert_several(id, flagged(readable, writable), slots, self.added, token);
+        self.side.write_cursor = self.side.write_cursor.forward(slots.get(), self.side.size);
+        self.free -= slots.get();
+        self.added = self.added.wrapping_add(1);
         Ok(id)
     }
 
@@ -144,24 +147,14 @@ impl<A: Words, T> Driver<A, T> {
             let table = tables.fill(id, buffers, |_, Buffer { addr, len }, flags| {
                 [addr, Desc { len, id: 0, flags }.into_word()]
             });
-            self.side.write_addr(at, table.addr);
-            self.side.write_desc(at, Desc { len: table.len, id, flags: F_INDIRECT | at.available() });
-            return;
+            let desc = Desc { len: table.len, id, flags: F_INDIRECT | at.available() };
+            return self.side.write(at, table.addr, desc);
         }
         for (i, (Buffer { addr, len }, flags)) in buffers.enumerate() {
             let more = if i + 1 < usize::from(count) { F_NEXT } else { 0 };
-            self.side.write_addr(at, addr);
-            self.side.write_desc(at, Desc { len, id, flags: flags | more | at.available() });
-            at = at.forward(1, self.side.size);
+            self.side.write(at, addr, Desc { len, id, flags: flags | more | at.available() });
+            at = at.next(self.side.size);
         }
-    }
-
-    /// Counts a chain whose descriptors have been written, and advances the avail cursor past it.
-    #[inline(always)]
-    fn commit(&mut self, slots: u16) {
-        self.side.write_cursor = self.side.write_cursor.forward(slots, self.side.size);
-        self.free -= slots;
-        self.added = self.added.wrapping_add(1);
     }
 
     #[inline(always)]
@@ -269,7 +262,7 @@ impl<A: Words, T> Driver<A, T> {
         let (base, end) = (self.side.read_cursor, self.side.write_cursor);
         // The chains are added once more, from the place of the oldest on: their slots are as many, whatever their order.
         self.side.restart(base);
-        for (id, buffers) in self.outstanding.shown() {
+        for (id, buffers) in self.outstanding.shown(self.added) {
             let count = buffers.len() as u16;
             self.describe(id, count, buffers.into_iter());
             let indirect = self.tables.as_ref().is_some_and(|tables| tables.takes(count));

@@ -76,6 +76,14 @@ impl Cursor {
         }
     }
 
+    /// Returns the next position in a ring of `size`.
+    #[inline(always)]
+    #[must_use]
+    fn next(self, size: u16) -> Self {
+        let index = self.index + 1;
+        if index == size { Self { index: 0, wrap: !self.wrap } } else { Self { index, wrap: self.wrap } }
+    }
+
     /// Returns the position `slots` (at most `size`) behind in a ring of `size`.
     #[must_use]
     fn back(self, slots: u16, size: u16) -> Self {
@@ -152,6 +160,7 @@ mod tests {
                     assert!(next.index < size);
                     assert_eq!(next.back(slots, size), at, "{size} {slots}");
                     assert_eq!(at.distance(next, size), slots, "{size}");
+                    assert_eq!(at.next(size), at.forward(1, size), "{size}");
                     assert_eq!(Cursor::from_bits(next.to_bits()), next);
                     at = next;
                 }

@@ -1,7 +1,7 @@
 //! One half's end of a packed ring: write cursor, read cursor and event suppression.
 //!
 //! The driver half and the device half are mirror images, so both hold a [`Side`], made when the ring is
-//! set up and dropped with it. The thread that owns the half calls, per burst: [`Side::write_addr`] and
+//! set up and dropped with it. The thread that owns the half calls, per burst: [`Side::write`] or
 //! [`Side::write_desc`] for each descriptor it hands over, then [`Side::publish`] once; and
 //! [`Side::peek`] to see what the peer has handed over. The two cursors are:
 //!
@@ -87,14 +87,19 @@ impl<A: Words> Side<A> {
         })
     }
 
-    /// Writes the buffer address of the descriptor at `at`, before [`Side::write_desc`] hands it over.
+    /// Writes the descriptor at `at` of a buffer at `addr`, which hands it to the peer. The head of a burst is kept back
+    /// until [`Side::publish`]; the peer does not read past a slot that is not its own.
     #[inline(always)]
-    pub(super) fn write_addr(&self, at: Cursor, addr: u64) {
-        self.slots.set_first(at.index, addr);
+    pub(super) fn write(&mut self, at: Cursor, addr: u64, desc: Desc) {
+        if at == self.published {
+            self.slots.set_first(at.index, addr);
+            self.head_word = Some(desc.into_word());
+        } else {
+            self.slots.set(at.index, [addr, desc.into_word()]);
+        }
     }
 
-    /// Writes the length, id and flags of the descriptor at `at`, which hands it to the peer. The head of
-    /// a burst is kept back until [`Side::publish`]; the peer does not read past a slot that is not its own.
+    /// Does the same as [`Side::write`] with a descriptor whose address means nothing, as in one that is used.
     #[inline(always)]
     pub(super) fn write_desc(&mut self, at: Cursor, desc: Desc) {
         if at == self.published {
@@ -174,8 +179,7 @@ impl<A: Words> Side<A> {
         for _ in 0..self.size {
             // What a slot holds that was used in the lap before, which is the other one.
             let flags = Cursor { wrap: !at.wrap, ..at }.used();
-            self.slots.set_first(at.index, 0);
-            self.slots.set_second(at.index, Desc { len: 0, id: 0, flags }.into_word());
+            self.slots.set(at.index, [0, Desc { len: 0, id: 0, flags }.into_word()]);
             at = at.forward(1, self.size);
         }
         self.own_event.store32(0, self.event_shadow);

@@ -141,7 +141,7 @@ impl<A: Words, T> Driver<A, T> {
         let next = self.free.after(head);
         let desc = Desc { addr: buffer.addr, len: buffer.len, flags, next };
         self.layout.desc.store(head, desc.into_words());
-        self.outstanding.insert(head, *buffer, flags, token);
+        self.outstanding.insert(head, *buffer, flags, self.side.next(), token);
         self.commit(head, next, 1);
         Ok(head)
     }
@@ -165,7 +165,7 @@ impl<A: Words, T> Driver<A, T> {
         }
         let head = self.free.head;
         let next = self.describe(head, count, flagged(readable, writable));
-        self.outstanding.insert_several(head, flagged(readable, writable), slots, token);
+        self.outstanding.insert_several(head, flagged(readable, writable), slots, self.side.next(), token);
         self.commit(head, next, slots.get());
         Ok(head)
     }
@@ -303,7 +303,7 @@ impl<A: Words, T> Driver<A, T> {
         }
         let base = self.side.peer_next();
         let mut at = base;
-        for (head, buffers) in self.outstanding.shown() {
+        for (head, buffers) in self.outstanding.shown(self.side.next()) {
             self.describe(head, buffers.len() as u16, buffers.into_iter());
             self.layout.heads.store(at, head);
             at = at.wrapping_add(1);
