@@ -1,8 +1,8 @@
 //! Bookkeeping of outstanding chains in a driver half: a table by id and, with IN_ORDER, their order.
 //!
 //! The driver half of either layout creates an [`Outstanding`] at set-up and drops it with the ring. It
-//! calls [`Outstanding::insert`] for each chain that it adds, and [`Outstanding::complete`] for each used element
-//! that it collects. Ids and lengths from the device are checked here. With IN_ORDER the device may use a
+//! calls [`Outstanding::insert`] for each chain that it adds, and [`Outstanding::remove`] or, with IN_ORDER,
+//! [`Outstanding::remove_batch`] for each used element that it collects. Ids and lengths from the device are checked here. With IN_ORDER the device may use a
 //! batch of chains with one used element that names the last of them (2.7.9, 2.8.8); the chains are then
 //! completed one by one, oldest first, until the named one.
 //!

@@ -83,7 +83,7 @@ pub struct RunArgs {
     #[arg(long, conflicts_with_all = ["ports", "socket_path", "fd", "workers", "check", "print_capabilities"])]
     pub replace: bool,
 
-    /// With --replace: return when this has happened; a process of its own goes on, in a session of its own. Its log goes to the standard error of this one.
+    /// With --replace: return when this has happened; a process of its own goes on, in a session of its own. Its log goes to the standard error of this one, where whoever reads from a pipe waits for its end: give it a file or /dev/null.
     #[arg(long, requires = "replace", conflicts_with = "ready_fd")]
     pub background: bool,
 
