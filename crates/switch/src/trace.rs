@@ -643,9 +643,9 @@ fn remedy(
         remedies.push(format!("The steps above say why; `ringferry ctl rules {name}` has its rules."));
     }
     let is_meant = |at: &str| to.is_none_or(|to| at == to.name || at == from.name);
-    for TraceDrop { port, reason, .. } in dropped.iter().filter(|drop| is_meant(&drop.port)) {
+    for TraceDrop { port: at, reason, .. } in dropped.iter().filter(|drop| is_meant(&drop.port)) {
         let Some(reason) = DropReason::from_name(reason) else { continue };
-        let port = known.snapshot.ports.iter().find(|known| known.name == *port);
+        let port = known.snapshot.ports.iter().find(|known| known.name == *at);
         let remedy = match port.filter(|_| reason == DropReason::LinkDown) {
             Some(PortSnapshot { name, state: PortState::AdminDown, .. }) => {
                 format!("`ringferry ctl link {name} up`.")
@@ -653,7 +653,7 @@ fn remedy(
             Some(PortSnapshot { name, state, fault, .. }) if *state != PortState::Up || fault.is_some() => {
                 format!("See `ringferry ctl why {name}`.")
             }
-            _ => reason.remedy().to_owned(),
+            _ => reason.remedy_at(at),
         };
         if !remedies.contains(&remedy) {
             remedies.push(remedy);

@@ -423,7 +423,10 @@ impl RulesKeys {
                 (None, Some(allowed.clone()), said.then_some(*native))
             }
         };
-        let station = |&(mac, vid): &(Mac, Vid)| (mac, Some(vid).filter(|vid| own(vlans) != Some(*vid)));
+        // At a trunk with its VLAN, which may be that of frames without a tag for a while only: what was written for a customer's VLAN stays there,
+        // whatever `native` becomes.
+        let moves_along = |vid| own(vlans) == Some(vid) && (vid == 0 || matches!(vlans, Vlans::Access(_)));
+        let station = |&(mac, vid): &(Mac, Vid)| (mac, Some(vid).filter(|vid| !moves_along(*vid)));
         let static_macs: Vec<_> = static_macs.iter().map(station).collect();
         let (storm, storm_burst) = Of::Flooded.keys(*storm);
         let (rate_in_bits, rate_in_burst) = Of::Bytes.keys(rate_in.bytes);

@@ -218,17 +218,21 @@ fn look_at_floods(port: &PortSnapshot, rates: &Rates, findings: &mut Findings) {
         return;
     }
     let share = 100.0 * flooded / rates.counter("rx_packets").max(flooded);
+    let bound = match port.rules.get("storm").and_then(|storm| storm.as_str()) {
+        Some(storm) => format!("These are what `storm={storm}` lets pass; a lower one bounds them further."),
+        None => format!("`ringferry ctl set {name} storm=RATE` bounds them, in packets a second."),
+    };
     findings.add(
         "floods",
         Effect::Slows,
         share,
         format!(
-            "{} of the packets from {name}, {} a second, are for everybody or for addresses that the switch does not know: every port of their VLAN gets them.",
+            "{} of the packets from {name}, {} a second, are for everybody or for addresses that the switch does not know: every port of their VLAN that may hear from {name} gets them.",
             percent(share),
             count(flooded)
         ),
         format!(
-            "`ringferry ctl set {name} storm=RATE` bounds them, in packets a second. To see what they are: `ringferry capture {name} | tcpdump -nr -`. If they are for one machine that never sends, `ringferry ctl fdb add MAC PORT` says where it is."
+            "{bound} To see what they are: `ringferry capture {name} | tcpdump -nr -`. If they are for one machine that never sends, `ringferry ctl fdb add MAC PORT` says where it is."
         ),
     );
 }

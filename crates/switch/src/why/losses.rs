@@ -114,6 +114,6 @@ fn remedy(known: &Known<'_>, reason: DropReason, port: &PortSnapshot) -> String 
             });
             format!("{bound}{}{ring}", reason.remedy())
         }
-        _ => reason.remedy().to_owned(),
+        _ => reason.remedy_at(&port.name),
     }
 }

@@ -223,7 +223,7 @@ fn look_at_frames(
         };
         let remedy = match (reason, vlan, access_vlan(takes)) {
             (DropReason::Vlan, None, Some(vid)) if usual => untag(known, vid, from),
-            _ => reason.remedy().to_owned(),
+            _ => reason.remedy_at(from),
         };
         findings.add(
             "would-be-dropped",

@@ -329,6 +329,12 @@ fn edits_change_what_they_name_and_nothing_else() {
         set(&port("vlan = 10\nstatic_macs = ['52:54:00:00:00:01']"), &["vlan=20"]),
         "vlan = 20\nstatic_macs = ['52:54:00:00:00:01']",
     );
+    // Those of a trunk stay in theirs, if that has been the native one meanwhile, too.
+    let uplink = port("trunk = [10, 20]\nstatic_macs = ['52:54:00:00:00:fe@10']");
+    let native = set(&uplink, &["native=10"]).unwrap();
+    assert_eq!(native.rules.static_macs, uplink.rules.static_macs);
+    assert_eq!(set(&native, &["native=20"]).unwrap().rules.static_macs, uplink.rules.static_macs);
+    assert_eq!(unset(&native, &["native"]).unwrap(), uplink);
     is(unset(&before, &["rate_in", "vlan"]), "isolated = true\nstorm = '10pps'");
     is(unset(&port("trunk = [10]\nnative = 5"), &["trunk"]), "");
     is(unset(&port("isolated = true"), &["vlan"]), "isolated = true");

@@ -27,6 +27,7 @@ use ringferry_packet::frame::{Burst, Frame, PREFIX};
 use ringferry_packet::parse::PROTO_UDP;
 use ringferry_packet::vnet::Header;
 
+use super::vlan::TAG_TYPES;
 use crate::rules;
 
 /// Upper bound on the bytes of a frame that are examined. Neighbour discovery takes about 90, a nonce and a
@@ -150,8 +151,8 @@ impl SourceGuard {
             TYPE_IPV4 => self.ipv4(frame, l3),
             TYPE_IPV6 => self.ipv6(frame, l3),
             TYPE_ARP | TYPE_RARP => self.arp(frame, l3, ether_type),
-            // A further tag: no more than two are skipped.
-            TYPE_VLAN | TYPE_SERVICE_VLAN => Err(Doubt::Spoofed),
+            // A further tag, as no more than two are skipped, or one of those from before 802.1ad, by which the next hop may go.
+            tag if TAG_TYPES.contains(&tag) => Err(Doubt::Spoofed),
             ..MIN_ETHER_TYPE => snap(frame, l3),
             _ => Ok(()),
         }

@@ -28,7 +28,7 @@ const TAG_LEN: usize = 4;
 const VID: u16 = 0x0fff;
 /// EtherTypes that some device takes for a tag: those of 802.1Q and 802.1ad, and those that were used before
 /// there was 802.1ad.
-const TAG_TYPES: [u16; 5] = [TYPE_VLAN, TYPE_SERVICE_VLAN, 0x9100, 0x9200, 0x9300];
+pub(super) const TAG_TYPES: [u16; 5] = [TYPE_VLAN, TYPE_SERVICE_VLAN, 0x9100, 0x9200, 0x9300];
 /// Length of the shortest frame with a tag, in bytes.
 const MIN_TAGGED: usize = MIN_FRAME + TAG_LEN;
 
