@@ -133,7 +133,7 @@ drop_reasons! {
         "That is what the rule is for; take `isolated` away from one of them if they should talk.",
     /// The frame's source address is not one of `allowed_macs` or `allowed_ips` of the port, or it is of a kind that a port with these rules may not send: router advertisements, redirects, IP and ARP in SNAP, headers that are cut off, contradict each other or lie too deep to be checked.
     Spoofed = "spoofed" at Sender,
-        "`ringferry capture PORT --drops | tcpdump -enr -` shows which. If it is a source address of the guest's, add it: guests that run containers or VMs of their own send from \
+        "`ringferry capture PORT --drops`, into `tcpdump -enr -`, shows which. If it is a source address of the guest's, add it: guests that run containers or VMs of their own send from \
          further addresses. For the other kinds no address helps: a port of a router has no such rules.",
     /// The frame is for a protocol between neighbours (01:80:c2:00:00:00 to 0f: spanning tree, PAUSE, LACP, LLDP), is a MAC control frame
     /// (PAUSE) to another address, or comes from a group address or from all zeros.
