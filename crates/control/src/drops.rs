@@ -170,10 +170,8 @@ impl DropReason {
     pub fn from_name(name: &str) -> Option<DropReason> {
         Self::ALL.into_iter().find(|reason| reason.name() == name)
     }
-}
 
-impl DropReason {
-    /// What to do about it at the port of this name, for people.
+    /// Returns the [remedy](Self::remedy) with the name of the port that counts the drops in its commands.
     pub fn remedy_at(self, port: &str) -> String {
         self.remedy().replace("PORT", port)
     }

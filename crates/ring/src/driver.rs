@@ -205,7 +205,7 @@ impl<A: Words, T> Driver<A, T> {
     }
 
     /// Passes up to `most` used chains to `each`, in the order in which the device used them, and returns how many there were.
-    /// What holds for all of them is looked at once, so this costs less than as many calls of [`Driver::collect`].
+    /// It costs less than as many calls of [`Driver::collect`], as what holds for all of them is looked at once.
     #[inline(always)]
     pub fn collect_each(&mut self, most: usize, each: impl FnMut(Used<T>)) -> usize {
         each!(self, ring => ring.collect_each(most, each))

@@ -124,8 +124,7 @@ impl<A: Words, T> Driver<A, T> {
         }
         let count = count as u16;
         let indirect = self.tables.as_ref().is_some_and(|tables| tables.takes(count));
-        let slots =
-            if indirect { NonZeroU16::MIN } else { NonZeroU16::new(count).unwrap_or(NonZeroU16::MIN) };
+        let slots = NonZeroU16::new(if indirect { 1 } else { count }).unwrap_or(NonZeroU16::MIN);
         if slots.get() > self.free {
             return Err(AddError::Full(token));
         }

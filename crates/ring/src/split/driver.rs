@@ -39,7 +39,6 @@ struct FreeList {
     head: u16,
     /// Number of descriptors in the list.
     count: u16,
-    in_order: bool,
 }
 
 impl FreeList {
@@ -50,14 +49,10 @@ impl FreeList {
     }
 
     /// Puts the `slots` descriptors of the chain at `head` in front of the list (last in, first out), so that the ones in the
-    /// cache are used next. With IN_ORDER nothing needs linking: they follow the free ones already. `prefetch` fetches a descriptor for
-    /// writing.
+    /// cache are used next. `prefetch` fetches a descriptor for writing.
     #[inline(always)]
     fn release(&mut self, head: u16, slots: NonZeroU16, prefetch: impl FnOnce(u16)) {
         self.count += slots.get();
-        if self.in_order {
-            return;
-        }
         // The device has read this cache line, and the next chain will write it. It is prefetched for
         // writing here, so that the misses of a burst overlap; a store that waits for its line delays all
         // stores behind it. (The same for available and used entries, and for the slots of a packed ring,
@@ -94,12 +89,7 @@ impl<A: Words, T> Driver<A, T> {
         Ok(Self {
             tables: IndirectTables::checked(tables, size, features),
             side: Side::new(avail, used, features.event_idx),
-            free: FreeList {
-                link: (1..size).chain([0]).collect(),
-                head: 0,
-                count: size,
-                in_order: features.in_order,
-            },
+            free: FreeList { link: (1..size).chain([0]).collect(), head: 0, count: size },
             outstanding: Outstanding::new(size, features.in_order.then_some(Ids::Slots)),
             fault: None,
             layout,
@@ -158,8 +148,7 @@ impl<A: Words, T> Driver<A, T> {
         }
         let count = count as u16;
         let indirect = self.tables.as_ref().is_some_and(|tables| tables.takes(count));
-        let slots =
-            if indirect { NonZeroU16::MIN } else { NonZeroU16::new(count).unwrap_or(NonZeroU16::MIN) };
+        let slots = NonZeroU16::new(if indirect { 1 } else { count }).unwrap_or(NonZeroU16::MIN);
         if slots.get() > self.free.count {
             return Err(AddError::Full(token));
         }
@@ -253,14 +242,14 @@ impl<A: Words, T> Driver<A, T> {
                 let [id, len] = layout.elements.load(at);
                 (id, len)
             };
-            let prefetch = |head| layout.desc.prefetch_write(head);
             let (most, first) = (usize::from(ahead).min(most - count), side.peer_next());
             let (mut chains, mut fault) = (0u16, None);
             if outstanding.is_in_order() {
                 let element = outstanding.batch().unwrap_or_else(|| element(first));
                 let completed = outstanding.remove_batch(element, most, |id, entry, len| {
                     chains += 1;
-                    free.release(id, entry.slots, prefetch);
+                    // Nothing needs linking: the descriptors follow the free ones already.
+                    free.count += entry.slots.get();
                     each(Used { id, token: entry.token, len });
                 });
                 fault = completed.err();
@@ -270,7 +259,7 @@ impl<A: Words, T> Driver<A, T> {
                     match outstanding.remove(id) {
                         Ok(entry) => {
                             chains += 1;
-                            free.release(id as u16, entry.slots, prefetch);
+                            free.release(id as u16, entry.slots, |head| layout.desc.prefetch_write(head));
                             each(Used { id: id as u16, token: entry.token, len });
                         }
                         Err(found) => {
@@ -292,7 +281,11 @@ impl<A: Words, T> Driver<A, T> {
     /// Takes back one chain and decrements `avail.idx`, in the shadow and then in memory.
     pub fn detach_unused(&mut self) -> Option<T> {
         let (head, entry) = self.outstanding.take_any()?;
-        self.free.release(head, entry.slots, |_| {});
+        if self.outstanding.is_in_order() {
+            self.free.count += entry.slots.get();
+        } else {
+            self.free.release(head, entry.slots, |_| {});
+        }
         self.side.step_back();
         Some(entry.token)
     }

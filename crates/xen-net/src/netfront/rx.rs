@@ -34,7 +34,7 @@ pub struct RxCounters {
 }
 
 /// A posted page, and the slot that it was posted in, which is its token.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Posted {
     token: u16,
     addr: u64,

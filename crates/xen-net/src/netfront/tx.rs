@@ -24,7 +24,7 @@ use crate::offload::{Accepts, Gso, NetifOffload};
 /// headers there only.
 const MIN_FIRST: u32 = 128;
 
-/// NetifOffload an id that no slot has now.
+/// Token of an id that no slot has now.
 const VACANT: u16 = u16::MAX;
 
 /// Counters beside those of the framework.
@@ -54,7 +54,7 @@ pub struct NetfrontTx {
     /// Number of unanswered slots of each packet, by token.
     left: Box<[u8]>,
     /// Unused tokens, as a stack like the ids: a packet has one until all its slots are answered.
-    tokens_left: Vec<u16>,
+    free_tokens: Vec<u16>,
     /// Number of unanswered slots that hold extras.
     extras: u32,
     counters: TxCounters,
@@ -78,7 +78,7 @@ impl NetfrontTx {
             tokens: vec![VACANT; size.into()].into(),
             vacant: (0..size).rev().collect(),
             left: vec![0; size.into()].into(),
-            tokens_left: (0..size).rev().collect(),
+            free_tokens: (0..size).rev().collect(),
             extras: 0,
             counters: TxCounters::default(),
         })
@@ -143,7 +143,7 @@ impl NetfrontTx {
         *left -= 1;
         let done = *left == 0;
         if done {
-            self.tokens_left.push(token);
+            self.free_tokens.push(token);
         }
         match status {
             OKAY => {}
@@ -199,7 +199,7 @@ impl TxDriver for NetfrontTx {
             places.push(place);
         }
         // A packet has a slot at least, so there is a token for each.
-        let Some(token) = self.tokens_left.pop() else { return Err(Refused::Full) };
+        let Some(token) = self.free_tokens.pop() else { return Err(Refused::Full) };
         let mut flags = TxFlags::empty();
         flags.set(TxFlags::CSUM_BLANK, offload.csum_blank);
         flags.set(TxFlags::DATA_VALIDATED, offload.data_validated);
