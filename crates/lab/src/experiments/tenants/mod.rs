@@ -9,9 +9,11 @@
 //! | `case` | the matrix, the figures, and their bounds |
 //! | `attacks` | the attacks, and the attacker's process |
 //! | `pair` | the innocent guests |
+//! | `absence` | when they had no processor themselves |
 //! | `probe` | the control plane, memory, descriptors, log |
 //! | `run` | one run |
 
+mod absence;
 mod attacks;
 mod case;
 mod pair;
@@ -166,7 +168,8 @@ impl Conditions {
 
 fn notes(conditions: &Conditions) -> Vec<String> {
     vec![
-        "wait: from the time a request of an innocent guest was due (open loop, 2000 a second) to its answer; share: what arrives in \
+        "wait: from the time a request of an innocent guest was due (open loop, 2000 a second) to its answer; service: less the time for which the \
+         guests' own thread, beside the attacker's, had no processor; share: what arrives in \
          time of a stream of 1 Gbit/s in frames of 1500 bytes; lost: taken by the switch and never delivered. connect: GET_FEATURES \
          over a fresh connection to another port; ctl: `ctl show`, or `ovs-appctl dpif/show`. A question without an answer counts with the time it has waited."
             .into(),

@@ -18,6 +18,7 @@ use ringferry_rig::handmade::connect;
 use ringferry_virtio_net::Features;
 use ringferry_virtio_net::driver::{Pair as QueuePair, PairConfig};
 
+use super::absence::Absences;
 use crate::experiment::RowError;
 
 /// Bytes of a frame of the stream, and of requests and answers.
@@ -53,14 +54,18 @@ const ANSWERED: u8 = 3;
 pub(super) struct Window {
     /// Waits of requests in nanoseconds, those among them that were never answered.
     pub wait: Histogram<u64>,
+    /// The same, less the time for which the guests' own thread had no processor.
+    pub service: Histogram<u64>,
     /// Frames of the stream that were due, that arrived in time, and that were taken from the sender but never arrived.
     pub due: u64,
     pub arrived: u64,
     pub lost: u64,
     /// Requests that were never answered.
     pub unanswered: u64,
-    /// The longest time for which the guests' own thread was away.
+    /// The longest time between two turns of the guests' own thread.
     pub away: Duration,
+    /// The time for which it had no processor, in all.
+    pub delayed: Duration,
 }
 
 /// The innocent guests, with their stream and their requests.
@@ -77,7 +82,7 @@ pub(super) struct Pair {
     asked: u64,
     /// Answers that found no room yet.
     owed: Vec<u64>,
-    wait: Histogram<u64>,
+    waits: Waits,
 }
 
 impl Pair {
@@ -93,10 +98,9 @@ impl Pair {
         stream[6..12].copy_from_slice(&MACS[0]);
         stream[12..14].copy_from_slice(&TYPE);
         stream[KIND] = STREAMED;
-        let wait = waits()?;
-        let (begin, waiting) = (Instant::now(), BTreeMap::new());
-        let mut pair =
-            Self { guests, stream, begin, sent: 0, received: 0, waiting, asked: 0, owed: Vec::new(), wait };
+        let (begin, waiting, owed) = (Instant::now(), BTreeMap::new(), Vec::new());
+        let waits = Waits::new(begin)?;
+        let mut pair = Self { guests, stream, begin, sent: 0, received: 0, waiting, asked: 0, owed, waits };
         pair.reach(&mut alive)?;
         Ok(pair)
     }
@@ -106,11 +110,11 @@ impl Pair {
     /// # Errors
     /// None was within [`FIRST`]; those of `alive`.
     pub(super) fn reach(&mut self, mut alive: impl FnMut() -> Result<(), RowError>) -> Result<(), RowError> {
-        self.wait.reset();
+        self.waits = Waits::new(self.begin)?;
         self.waiting.clear();
         let begin = Instant::now();
         let mut next = Duration::ZERO;
-        while self.wait.is_empty() {
+        while self.waits.all.is_empty() {
             if begin.elapsed() >= FIRST {
                 return Err(RowError::failed("the switch carries no frames between the innocent guests"));
             }
@@ -139,7 +143,7 @@ impl Pair {
         mut tick: impl FnMut() -> Result<(), RowError>,
         calm: impl FnOnce() -> Result<(), RowError>,
     ) -> Result<Window, RowError> {
-        self.wait.reset();
+        self.waits = Waits::new(self.begin)?;
         let (first, end) = (self.now(), self.now() + time.as_nanos() as u64);
         let (received, sent) = (self.received, self.sent);
         let (mut frames, mut requests) = (0u64, 0u64);
@@ -150,6 +154,7 @@ impl Pair {
                 break;
             }
             away = away.max(now - last);
+            self.waits.absences.look(now);
             last = now;
             turns = turns.wrapping_add(1);
             if turns.is_multiple_of(256) {
@@ -181,24 +186,26 @@ impl Pair {
         let all = (time.as_secs_f64() * REQUESTS) as u64;
         let now = self.now();
         for request in requests..all {
-            self.wait.saturating_record(now - first - (request as f64 * 1e9 / REQUESTS) as u64);
+            self.waits.record(first + (request as f64 * 1e9 / REQUESTS) as u64, now);
         }
         let unanswered = self.waiting.len() as u64;
         for due in std::mem::take(&mut self.waiting).into_values() {
-            self.wait.saturating_record(now.saturating_sub(due));
+            self.waits.record(due, now);
         }
         let due = (time.as_secs_f64() * STREAM) as u64;
         // What still lies in the ring was not taken.
         let left = self.guests[0].pair.transmitq.in_flight() as u64;
         let lost = (self.sent - sent).saturating_sub(self.received - received).saturating_sub(left);
-        let wait = self.wait.clone();
+        let Waits { all, service, absences } = std::mem::replace(&mut self.waits, Waits::new(self.begin)?);
         Ok(Window {
-            wait,
+            wait: all,
+            service,
             due,
             arrived: arrived.min(due),
             lost,
             unanswered,
             away: Duration::from_nanos(away),
+            delayed: absences.sum(),
         })
     }
 
@@ -206,6 +213,7 @@ impl Pair {
     fn receive_rest(&mut self) -> Result<(), RowError> {
         let mut last = Instant::now();
         while last.elapsed() < SILENCE {
+            self.waits.absences.look(self.now());
             if self.receive()? {
                 last = Instant::now();
             }
@@ -262,13 +270,37 @@ impl Pair {
             answered += 1;
         }
         self.owed.drain(..answered);
-        let (waiting, wait, begin) = (&mut self.waiting, &mut self.wait, self.begin);
+        let (waiting, waits, begin) = (&mut self.waiting, &mut self.waits, self.begin);
         let first = take(&mut self.guests[0], |kind, number| {
             if let Some(due) = waiting.remove(&number).filter(|_| kind == ANSWERED) {
-                wait.saturating_record((begin.elapsed().as_nanos() as u64).saturating_sub(due));
+                waits.record(due, begin.elapsed().as_nanos() as u64);
             }
         })?;
         Ok(first + second > 0)
+    }
+}
+
+/// The waits of requests in a window.
+struct Waits {
+    all: Histogram<u64>,
+    /// Less the guests' own absences.
+    service: Histogram<u64>,
+    absences: Absences,
+}
+
+impl Waits {
+    /// Begins a window now; times are since `begin`.
+    fn new(begin: Instant) -> Result<Self, RowError> {
+        let absences = Absences::new(begin.elapsed().as_nanos() as u64)?;
+        Ok(Self { all: waits()?, service: waits()?, absences })
+    }
+
+    /// Records a request that was due, and answered or given up, at these times.
+    fn record(&mut self, due: u64, now: u64) {
+        self.absences.look(now);
+        let wait = now.saturating_sub(due);
+        self.all.saturating_record(wait);
+        self.service.saturating_record(wait - self.absences.between(due, now));
     }
 }
 

@@ -363,6 +363,7 @@ fn measure(order: &Order, program: &Path, switch: &mut Switch) -> Result<Outcome
     let micros = |nanos: u64| nanos as f64 / 1000.0;
     let values = Figure::ALL.map(|figure| match figure {
         Figure::WaitP99 => micros(window.wait.value_at_percentile(99.0)),
+        Figure::ServiceP99 => micros(window.service.value_at_percentile(99.0)),
         Figure::WaitMax => micros(window.wait.max()),
         Figure::Share => 100.0 * window.arrived as f64 / window.due.max(1) as f64,
         Figure::Lost => window.lost as f64,
@@ -378,6 +379,7 @@ fn measure(order: &Order, program: &Path, switch: &mut Switch) -> Result<Outcome
         ("wait p50 µs".to_owned(), micros(window.wait.value_at_percentile(50.0))),
         ("unanswered".to_owned(), window.unanswered as f64),
         ("guests away, max µs".to_owned(), window.away.as_secs_f64() * 1e6),
+        ("guests without a processor, ms".to_owned(), window.delayed.as_secs_f64() * 1e3),
         ("connect max µs".to_owned(), connected.max),
         ("connects".to_owned(), connected.answers as f64),
         ("connects failed".to_owned(), connected.failed as f64),
