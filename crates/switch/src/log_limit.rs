@@ -8,6 +8,10 @@ use std::time::{Duration, Instant};
 /// The time after which a [`LogLimit`] allows its lines again.
 const INTERVAL: Duration = Duration::from_secs(10);
 
+/// Lines per [`INTERVAL`] about one port's front ends: four restarts of a machine. What a front end makes the switch say at once stays so below ten lines a second
+/// in any two seconds; of 20 lines, an attack by connections had twelve.
+pub(crate) const FRONT_END_LINES: u32 = 12;
+
 /// Kinds of lines per interval of which the first is written although the limit is reached. A peer can make kinds, if not of every line one.
 const KINDS: usize = 8;
 

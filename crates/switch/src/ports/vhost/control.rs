@@ -40,7 +40,7 @@ use super::device::{PortDevice, features};
 use super::queues::{NewCalls, VhostQueues};
 use crate::config::{AccessConfig, DEFAULT_MTU, PortConfig, PortKind, VhostUserConfig, VhostUserEndpoint};
 use crate::counters::PortTotals;
-use crate::log_limit::LogLimit;
+use crate::log_limit::{FRONT_END_LINES, LogLimit};
 use crate::plane::{HOLES, PAIRS, Placement, PortFault, PortShared, Sleeps, Steering};
 use crate::ports::handed::HandedPort;
 use crate::ports::passed::Passed;
@@ -68,9 +68,6 @@ pub(super) const QUARANTINE: Duration = Duration::from_secs(60);
 
 /// Rings that stopped so long ago were stopped for some time.
 const STOPPED: Duration = Duration::from_secs(5);
-
-/// Log lines about one port's front ends per interval: two or three restarts of a machine.
-const LOG_LINES: u32 = 20;
 
 /// What is said of a front end that has started the device without memory.
 const UNSHARED: &str = "the front end has started the device without sharing the guest's memory. QEMU: -object memory-backend-memfd,id=mem,size=SIZE,share=on \
@@ -291,7 +288,7 @@ impl VhostPort {
                 Arc::clone(cx.workers),
                 id,
                 port.name.clone(),
-                LogLimit::new(LOG_LINES),
+                LogLimit::new(FRONT_END_LINES),
                 counters.of(0),
                 shared,
                 calls,
