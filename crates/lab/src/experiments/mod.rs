@@ -1,5 +1,6 @@
 //! The experiments there are. A new one is a module here and a line in [`all`].
 
+pub mod costs;
 pub mod fdb;
 pub mod forward;
 pub mod grants;
@@ -16,6 +17,7 @@ mod shared;
 pub mod switch;
 pub mod tenants;
 pub mod txmap;
+mod valgrind;
 
 use crate::experiment::Experiment;
 
@@ -23,6 +25,7 @@ use crate::experiment::Experiment;
 pub fn all() -> Vec<Box<dyn Experiment>> {
     vec![
         Box::new(ring::Ring),
+        Box::new(costs::Costs),
         Box::new(peers::Peers),
         Box::new(txmap::Txmap),
         Box::new(forward::Forward),

@@ -20,6 +20,7 @@ use std::path::Path;
 use crate::experiment::{
     Better, Defaults, Experiment, OptionSpec, Plan, Published, Row, RowError, Run, Sample, Setup,
 };
+use crate::experiments::valgrind;
 use exchange::{Alone, Exchanged, Goal, Threads};
 use sides::with_sides;
 use variant::{BATCHES, Kind, Variant};
@@ -78,7 +79,7 @@ impl Experiment for Ring {
         let mut plan = Plan { published: published(), notes: notes(goal, size, setup), ..Plan::default() };
         let mut counting = counts != Counts::Off;
         if counting {
-            match cachegrind::find() {
+            match valgrind::find("loads/buffer and stores/buffer") {
                 Ok(peer) => plan.peers.push(peer),
                 Err(missing) => {
                     counting = false;
