@@ -8,6 +8,16 @@ use super::{ETHERNET, IP, STATIONS, UDP, Wrong, pattern};
 /// Frames that are made and handled together: DPDK's burst.
 pub const BURST: usize = 32;
 
+/// The indexes of the frames of a burst.
+pub(crate) const EACH: [u32; BURST] = {
+    let (mut each, mut at) = ([0; BURST], 0);
+    while at < BURST {
+        each[at] = at as u32;
+        at += 1;
+    }
+    each
+};
+
 /// Ethernet, IPv4 and UDP: what `txonly` writes into each frame. It leaves the rest as it finds it.
 pub const HEADERS: usize = UDP;
 

@@ -17,10 +17,11 @@ use std::path::Path;
 use std::rc::Rc;
 
 use self::callgrind::Cost;
-use self::stages::{BURST, STAGES};
+use self::stages::STAGES;
 use super::shared::shared;
 use super::valgrind;
 use crate::experiment::{Better, Defaults, Experiment, Plan, Row, RowError, Sample, Setup};
+use crate::frames::numbered::BURST;
 use crate::labels::Labels;
 
 #[derive(Clone, Copy, Debug)]

@@ -15,9 +15,7 @@ use ringferry_virtio_net::driver::{Arena, Pair, PairConfig, Queue};
 
 use super::Case;
 use crate::experiment::RowError;
-
-/// Frames that go through each stage at once.
-pub(super) const BURST: usize = 32;
+use crate::frames::numbered::{BURST, EACH};
 
 /// Entries of each ring.
 const RING: u16 = 256;
@@ -27,16 +25,6 @@ const HEADERS: [u8; 42] = [7; 42];
 
 /// The functions whose calls are counted, in the order of a frame's way.
 pub(super) const STAGES: [&str; 4] = ["send_burst", "poll_burst", "deliver_burst", "receive_burst"];
-
-/// The place in the burst that each frame has which is delivered: its own.
-const EACH: [u32; BURST] = {
-    let (mut each, mut at) = ([0; BURST], 0);
-    while at < BURST {
-        each[at] = at as u32;
-        at += 1;
-    }
-    each
-};
 
 /// Both halves of one pair: what the device takes from the transmit queue, it delivers to the receive queue.
 struct Halves {

@@ -10,17 +10,7 @@ use super::{End, call, copy_out};
 use crate::experiment::RowError;
 use crate::experiments::peers::case::{Case, Who};
 use crate::experiments::peers::engine::{Counts, Engine, Phase};
-use crate::frames::numbered::{BURST, Checker, Format, Pool};
-
-/// The indexes of the frames of a burst.
-const EACH: [u32; BURST] = {
-    let (mut each, mut at) = ([0; BURST], 0);
-    while at < BURST {
-        each[at] = at as u32;
-        at += 1;
-    }
-    each
-};
+use crate::frames::numbered::{BURST, Checker, EACH, Format, Pool};
 
 pub(in crate::experiments::peers) struct Forward {
     end: End,
