@@ -630,6 +630,17 @@ impl Stream {
         suits() == Ok(true)
     }
 
+    /// Returns true if `fd` [is one](Self::is_one) of a pair (`socketpair`): neither end has a name. A connection to a socket that listens
+    /// has one, at the end that was accepted as its own, at the other as its peer's.
+    pub fn is_of_a_pair(fd: impl AsFd) -> bool {
+        let suits = || -> io::Result<bool> {
+            // A copy, which is never the last to be closed. The standard library takes whatever name a peer has chosen.
+            let copy = std::os::unix::net::UnixStream::from(fd.as_fd().try_clone_to_owned()?);
+            Ok(copy.local_addr()?.is_unnamed() && copy.peer_addr()?.is_unnamed())
+        };
+        Self::is_one(&fd) && suits().is_ok_and(|suits| suits)
+    }
+
     /// Receives up to `data.len()` bytes from a peer that has no descriptors to send, and returns their number; 0 if the
     /// peer has closed the connection.
     ///
@@ -820,6 +831,23 @@ mod tests {
 
     fn fd_count() -> usize {
         std::fs::read_dir("/proc/self/fd").unwrap().count()
+    }
+
+    #[test]
+    fn an_end_of_a_pair_is_told_from_a_connection_to_a_socket_that_listens() {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
+        let connected = UnixStream::connect(folder.path().join("socket")).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        for end in [&connected, &accepted] {
+            assert!(Stream::is_one(end) && !Stream::is_of_a_pair(end), "{end:?}");
+        }
+        let (one, other) = UnixStream::pair().unwrap();
+        assert!(Stream::is_of_a_pair(&one) && Stream::is_of_a_pair(&other));
+        assert!(!Stream::is_of_a_pair(UnixDatagram::pair().unwrap().0));
+        assert!(!Stream::is_of_a_pair(EventFd::new().unwrap()));
+        drop(other);
+        assert!(Stream::is_of_a_pair(&one), "a channel whose other end is gone is found by what can be read there");
     }
 
     #[test]

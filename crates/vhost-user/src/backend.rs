@@ -333,8 +333,9 @@ pub enum Refusal {
     /// The descriptor of a kick, call or error event is not an eventfd.
     #[error("not an eventfd: {0}")]
     Event(io::Error),
-    /// The descriptor of a channel is not a connected Unix stream socket.
-    #[error("not a connected Unix stream socket")]
+    /// The descriptor of a channel is not a connected Unix stream socket, or one of a connection to a socket that listens, such as that of
+    /// the session: then the session would hold its own other end, and would not see the front end's death.
+    #[error("not an end of a pair of Unix stream sockets")]
     Channel,
     /// The device's implementation refused the request.
     #[error("the device refused")]
@@ -591,6 +592,22 @@ impl Session {
         }
         let header = Header { request: BACKEND_CONFIG_CHANGE, flags: VERSION, size: 0 };
         channel.send_now(header.as_bytes(), &[]).is_ok_and(|sent| sent == size_of::<Header>())
+    }
+
+    /// Looks at what no message tells; call it every second or so. A channel that the front end has closed or written to, though nothing is ever
+    /// asked on it, is given up: what lies in it may be what keeps the connection open.
+    ///
+    /// # Errors
+    /// The rest of a message has not come for 30 s ([`WireError::RestMissing`]). The session has ended then, as for [`Session::on_readable`].
+    pub fn tick(&mut self, now: Instant, dev: &mut dyn Device) -> Result<(), SessionError> {
+        if self.backend_req.as_ref().is_some_and(|channel| channel.is_readable_within(Duration::ZERO).unwrap_or(true)) {
+            self.backend_req = None;
+        }
+        if let Err(error) = self.wire.check(now) {
+            self.disconnect(dev);
+            return Err(error.into());
+        }
+        Ok(())
     }
 
     /// Returns what the session has counted since its start.

@@ -14,12 +14,17 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use ringferry_sys::closer::{Closer, Deferred};
 use ringferry_sys::socket::{Received, Stream};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::message::{Header, MAX_FDS, MAX_PAYLOAD, VERSION};
+
+/// How long the rest of a message may take. A front end writes a message at once; what comes later is of one that has died or stands still, and its
+/// descriptors may be what keeps the connection open: the front end's own end among them.
+const REST: Duration = Duration::from_secs(30);
 
 /// A complete message with the descriptors that came with it.
 #[derive(Debug)]
@@ -59,6 +64,9 @@ pub enum WireError {
     /// A descriptor came with a message that has none. It was not received.
     #[error("a descriptor with a message that has none")]
     UnwantedFds,
+    /// The beginning of a message came and the rest did not.
+    #[error("the beginning of a message came, and the rest did not within {} s", REST.as_secs())]
+    RestMissing,
     /// The socket's buffer is full because the peer does not read; nothing of the message was sent.
     #[error("the peer does not read what it is sent")]
     WouldBlock,
@@ -74,6 +82,8 @@ pub(crate) struct Wire {
     buffer: Box<[u8; Header::LEN + MAX_PAYLOAD]>,
     filled: usize,
     fds: Vec<Deferred<OwnedFd>>,
+    /// Since when the rest of a message is awaited.
+    awaits_since: Option<Instant>,
     closer: Closer,
     /// Another process has the connection, too, and it is that one's to end it.
     shared: bool,
@@ -90,7 +100,7 @@ impl Wire {
         let stream = Arc::new(closer.defer(stream));
         stream.set_nonblocking(true)?;
         let buffer = Box::new([0; Header::LEN + MAX_PAYLOAD]);
-        Ok(Self { stream, buffer, filled: 0, fds: Vec::new(), closer, shared: false })
+        Ok(Self { stream, buffer, filled: 0, fds: Vec::new(), awaits_since: None, closer, shared: false })
     }
 
     /// Returns the closer of everything that comes from the peer.
@@ -122,6 +132,7 @@ impl Wire {
         }
         self.buffer[..bytes.len()].copy_from_slice(bytes);
         (self.filled, self.fds) = (bytes.len(), fds);
+        self.awaits_since = (self.filled > 0).then(Instant::now);
         true
     }
 
@@ -147,6 +158,15 @@ impl Wire {
         }
     }
 
+    /// Finds out whether the rest of a message is missing for so long that it will not come. What lies in the socket and was not read is not missing.
+    pub fn check(&self, now: Instant) -> Result<(), WireError> {
+        let overdue = self.awaits_since.is_some_and(|since| now.saturating_duration_since(since) >= REST);
+        match overdue && !self.has_data()? {
+            true => Err(WireError::RestMissing),
+            false => Ok(()),
+        }
+    }
+
     fn read_with(&mut self, fds: bool) -> Result<Option<Message>, WireError> {
         if !self.fill(Header::LEN, fds)? {
             return Ok(None);
@@ -163,7 +183,7 @@ impl Wire {
             return Ok(None);
         }
         let payload = self.buffer[Header::LEN..Header::LEN + size].to_vec();
-        self.filled = 0;
+        (self.filled, self.awaits_since) = (0, None);
         Ok(Some(Message { header, payload, fds: std::mem::take(&mut self.fds) }))
     }
 
@@ -186,7 +206,12 @@ impl Wire {
                 Ok(got) if got.fds_lost => return Err(self.why_fds_were_lost()),
                 Ok(got) if got.bytes == 0 => return Err(WireError::Disconnected),
                 Ok(got) => self.filled += got.bytes,
-                Err(err) if err.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(err) if err.kind() == io::ErrorKind::WouldBlock => {
+                    if self.filled > 0 {
+                        self.awaits_since.get_or_insert_with(Instant::now);
+                    }
+                    return Ok(false);
+                }
                 Err(err) => return Err(broken(err)),
             }
         }

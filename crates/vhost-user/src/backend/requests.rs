@@ -108,7 +108,7 @@ impl Session {
                 Ok(Answer::Done)
             }
             Request::SetBackendReqFd => {
-                let channel = fds.into_iter().next().filter(|fd| Stream::is_one(&**fd));
+                let channel = fds.into_iter().next().filter(|fd| Stream::is_of_a_pair(&**fd));
                 let channel = channel.and_then(|fd| Stream::from_fd(fd.into_inner()).ok());
                 self.backend_req = Some(self.wire.closer().defer(channel.ok_or(Refusal::Channel)?));
                 Ok(Answer::Done)

@@ -12,14 +12,14 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use ringferry_sys::closer::{Closer, ROOM};
-use ringferry_sys::socket::Stream;
+use ringferry_sys::socket::{Listener, Stream};
 use ringferry_vhost_user::message::{
     Header, InflightDescription, LogBase, MemoryRegion, Request, SingleRegion, VERSION,
 };
-use ringferry_vhost_user::{Resources, Session, WireError};
+use ringferry_vhost_user::{ProtocolFeatures, Resources, Session, SessionError, WireError};
 use zerocopy::IntoBytes;
 
-use crate::rig::{Recorder, Rig, mem_table, offer, packed_offer};
+use crate::rig::{Recorder, Rig, copies_of, mem_table, offer, packed_offer};
 
 /// Longer than any machine needs for what is waited for here.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -51,7 +51,7 @@ fn lingering() -> (OwnedFd, TcpStream) {
     (ours.into(), peer)
 }
 
-fn until(what: &str, done: impl Fn() -> bool) {
+fn until(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !done() {
         assert!(Instant::now() < deadline, "{what} did not happen");
@@ -160,7 +160,7 @@ fn d1_nothing_is_read_while_the_closer_is_behind() {
             break error;
         }
     };
-    assert!(matches!(error, ringferry_vhost_user::SessionError::Wire(WireError::Disconnected)));
+    assert!(matches!(error, SessionError::Wire(WireError::Disconnected)));
 }
 
 /// A file system of FUSE, served for long enough to open its root, and then never again.
@@ -287,4 +287,77 @@ fn d1_a_file_whose_server_is_silent_is_asked_nothing() {
             serves.join().unwrap();
         }
     }
+}
+
+/// The front end's own end of the connection, left with the session, would keep the connection open after the front end's death: the session would wait for itself.
+#[test]
+fn the_front_ends_own_end_keeps_no_connection_open() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let listener = Listener::bind(&path).unwrap();
+    let closer = Closer::new();
+    let begin = Instant::now();
+    let accept = || {
+        let front = Stream::connect(&path).unwrap();
+        let resources = Resources { closer: closer.clone(), ..Resources::default() };
+        (Session::with_resources(listener.accept().unwrap().unwrap(), offer(), resources).unwrap(), front)
+    };
+    let mut dev = Recorder::default();
+
+    // As the channel of the back end's requests: refused, as its peer has a name.
+    let (mut session, front) = accept();
+    let negotiate = [
+        message(Request::SetFeatures, &(1u64 << 30).to_ne_bytes()),
+        message(Request::SetProtocolFeatures, &ProtocolFeatures::BACKEND_REQ.bits().to_ne_bytes()),
+    ];
+    front.send(&negotiate.concat(), &[]).unwrap();
+    front.send(&message(Request::SetBackendReqFd, &[]), &[front.as_fd()]).unwrap();
+    session.on_readable(&mut dev).unwrap();
+    assert_eq!(session.counters().rejected, 1);
+    drop(front);
+    until("the end is seen", || session.on_readable(&mut Recorder::default()).is_err());
+
+    // Unread in a channel that is good: given up by the next look, as nobody is asked for anything there.
+    for text in [&b"x"[..], &b""[..]] {
+        let (mut session, front) = accept();
+        let (channel, other) = Stream::pair().unwrap();
+        front.send(&negotiate.concat(), &[]).unwrap();
+        front.send(&message(Request::SetBackendReqFd, &[]), &[channel.as_fd()]).unwrap();
+        session.on_readable(&mut dev).unwrap();
+        assert_eq!(session.counters().rejected, 0);
+        session.tick(begin, &mut dev).unwrap();
+        assert_eq!(copies_of(&channel), 2, "a quiet channel is kept");
+        if !text.is_empty() {
+            other.send(text, &[front.as_fd(), other.as_fd()]).unwrap();
+        }
+        drop((front, other, channel));
+        session.tick(begin, &mut dev).unwrap();
+        until("the end is seen", || session.on_readable(&mut Recorder::default()).is_err());
+    }
+
+    // With half a message: the rest has its time, and no more.
+    let (mut session, front) = accept();
+    front.send(&message(Request::SetVringCall, &[0; 8])[..7], &[front.as_fd()]).unwrap();
+    session.on_readable(&mut dev).unwrap();
+    drop(front);
+    session.tick(begin + Duration::from_secs(20), &mut dev).unwrap();
+    let end = session.tick(begin + Duration::from_secs(100), &mut dev).unwrap_err();
+    assert!(matches!(end, SessionError::Wire(WireError::RestMissing)), "{end}");
+}
+
+#[test]
+fn a_message_that_is_complete_or_lies_unread_is_not_overdue() {
+    let closer = Closer::new();
+    let (mut session, peer) = session(&closer);
+    let mut dev = Recorder::default();
+    let later = Instant::now() + Duration::from_secs(3600);
+    let text = message(Request::GetFeatures, &[]);
+    peer.send(&text[..5], &[]).unwrap();
+    session.on_readable(&mut dev).unwrap();
+    // The rest lies in the socket, and it is the switch that has not read it.
+    peer.send(&text[5..], &[]).unwrap();
+    session.tick(later, &mut dev).unwrap();
+    session.on_readable(&mut dev).unwrap();
+    session.tick(later, &mut dev).unwrap();
+    assert_eq!(session.counters().messages, 1);
 }

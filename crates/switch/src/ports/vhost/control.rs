@@ -432,24 +432,29 @@ impl VhostPort {
                     self.paused = Some(Instant::now() + CATCH_UP);
                 }
             }
-            Err(error) => {
-                if !error.is_disconnect() {
-                    self.end = Some((error.to_string(), Instant::now()));
-                }
-                if self.heard && self.device.limit.allows_reason(&self.device.name, &error) {
-                    if error.is_disconnect() {
-                        tracing::info!(port = self.device.name, "the front end has disconnected");
-                    } else {
-                        tracing::warn!(port = self.device.name, "the connection is closed: {error}");
-                    }
-                }
-                self.close();
-                return;
-            }
+            Err(error) => return self.session_failed(&error),
         }
         if self.sleeps.are_too_much() {
             self.put_into_quarantine(HOLES);
         }
+    }
+
+    /// Ends a session that has failed, and says so.
+    fn session_failed(&mut self, error: &SessionError) {
+        if !error.is_disconnect() {
+            self.end = Some((error.to_string(), Instant::now()));
+        } else if self.heard {
+            // What ended an earlier one is not why nobody is connected now.
+            self.end = None;
+        }
+        if self.heard && self.device.limit.allows_reason(&self.device.name, error) {
+            if error.is_disconnect() {
+                tracing::info!(port = self.device.name, "the front end has disconnected");
+            } else {
+                tracing::warn!(port = self.device.name, "the connection is closed: {error}");
+            }
+        }
+        self.close();
     }
 
     /// Lets go of a session that is over, of which its front end is told. One that has a million wait for that makes it long, and pays for it.
@@ -767,6 +772,9 @@ impl PortControl for VhostPort {
     }
 
     fn tick(&mut self, _: &PortConfig, cx: &mut Context<'_>) {
+        if let Some(Err(error)) = self.session.as_mut().map(|session| session.tick(Instant::now(), &mut self.device)) {
+            self.session_failed(&error);
+        }
         self.check_memory();
         self.check_shared();
         self.check_socket();
