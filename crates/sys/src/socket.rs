@@ -847,7 +847,10 @@ mod tests {
         assert!(!Stream::is_of_a_pair(UnixDatagram::pair().unwrap().0));
         assert!(!Stream::is_of_a_pair(EventFd::new().unwrap()));
         drop(other);
-        assert!(Stream::is_of_a_pair(&one), "a channel whose other end is gone is found by what can be read there");
+        assert!(
+            Stream::is_of_a_pair(&one),
+            "a channel whose other end is gone is found by what can be read there"
+        );
     }
 
     #[test]

@@ -600,7 +600,11 @@ impl Session {
     /// # Errors
     /// The rest of a message has not come for 30 s ([`WireError::RestMissing`]). The session has ended then, as for [`Session::on_readable`].
     pub fn tick(&mut self, now: Instant, dev: &mut dyn Device) -> Result<(), SessionError> {
-        if self.backend_req.as_ref().is_some_and(|channel| channel.is_readable_within(Duration::ZERO).unwrap_or(true)) {
+        if self
+            .backend_req
+            .as_ref()
+            .is_some_and(|channel| channel.is_readable_within(Duration::ZERO).unwrap_or(true))
+        {
             self.backend_req = None;
         }
         if let Err(error) = self.wire.check(now) {

@@ -18,8 +18,8 @@ use ringferry_rig::raw::{BASE, BUFFERS, ENTRIES, INDIRECT, NEXT, RX, Raw, SIZE, 
 use ringferry_rig::switch::{Place, Switch};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
-use ringferry_vhost_user::{FrontendError, ProtocolFeatures};
 use ringferry_vhost_user::message::{MAX_PAYLOAD, Request};
+use ringferry_vhost_user::{FrontendError, ProtocolFeatures};
 use ringferry_virtio_net::Features;
 use rustix::fs::FallocateFlags;
 

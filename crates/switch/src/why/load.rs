@@ -5,9 +5,10 @@ use ringferry_control::snapshot::{
 };
 use ringferry_control::text::bit_rate;
 use ringferry_control::why::Effect;
+use ringferry_control::{CountedAt, DropReason};
 use ringferry_packet::vnet::Offloads;
 
-use super::{Findings, Known, WINDOW, count, percent, recent, states};
+use super::{Findings, Known, WINDOW, count, percent, recent, states, ways};
 use crate::explain::{Abilities, Plug};
 use crate::rules::Rate;
 
@@ -120,7 +121,8 @@ fn look_at_buffers(known: &Known<'_>, port: &PortSnapshot, rates: &Rates, findin
     let flood = loudest(known, port);
     let flooded = flood.map_or_else(String::new, |(name, rate, share)| {
         format!(
-            " Of all that other ports send, {} comes from {name}, {} packets a second.",
+            " Of all that comes from ports which {} can hear, {} is of {name}, {} packets a second.",
+            port.name,
             percent(share),
             count(rate)
         )
@@ -185,7 +187,7 @@ fn look_at_overruns(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findi
             Effect::Loses,
             share,
             format!(
-                "{} sends {} packets a second, {} of all that ports other than {} send, and at {} {} a second are dropped for want of receive buffers, whoever has sent them.",
+                "{} sends {} packets a second, {} of all that comes from ports which {} can hear, and at {} {} a second are dropped for want of receive buffers, whoever has sent them.",
                 port.name,
                 count(rate),
                 percent(share),
@@ -201,11 +203,20 @@ fn look_at_overruns(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findi
 /// A port that sends many packets: its name, packets a second, and its share of what all send but one, in percent.
 pub(super) type Loudest<'s> = (&'s str, f64, f64);
 
-/// The other port that sends most, if it sends many packets, and most of all.
+/// Of the ports that this one can hear, the one that sends most, if it sends many packets, and most of all. What is dropped where it comes from reaches nobody.
 pub(super) fn loudest<'s>(known: &Known<'s>, port: &PortSnapshot) -> Option<Loudest<'s>> {
+    let own = Abilities::of(port)?;
     let others = known.snapshot.ports.iter().filter(|other| other.name != port.name);
-    let rate = |other: &'s PortSnapshot| Some((other.name.as_str(), recent(other)?.counter("rx_packets")));
-    let rates: Vec<_> = others.filter_map(rate).collect();
+    let can_hear = |other: &&PortSnapshot| {
+        Abilities::of(other).is_some_and(|other| !ways::are_apart(known, &other, &own))
+    };
+    let rate = |other: &'s PortSnapshot| {
+        let rates = recent(other)?;
+        let stopped = DropReason::ALL.into_iter().filter(|reason| reason.counted_at() != CountedAt::Receiver);
+        let stopped: f64 = stopped.filter_map(|reason| rates.drops.get(reason.name())).sum();
+        Some((other.name.as_str(), (rates.counter("rx_packets") - stopped).max(0.0)))
+    };
+    let rates: Vec<_> = others.filter(can_hear).filter_map(rate).collect();
     let all: f64 = rates.iter().map(|(_, rate)| rate).sum();
     let (name, rate) = rates.into_iter().max_by(|(_, one), (_, other)| one.total_cmp(other))?;
     (rate >= MANY && rate > all / 2.0).then(|| (name, rate, 100.0 * rate / all))

@@ -125,9 +125,14 @@ impl Scene {
 
     /// For ten seconds a guest sends these frames, ten times a second.
     fn keep_sending(&mut self, guest: usize, frames: &[HeapFrame]) {
+        self.keep_all_sending(&[(guest, frames)]);
+    }
+
+    /// The same of several guests.
+    fn keep_all_sending(&mut self, senders: &[(usize, &[HeapFrame])]) {
         for tenth in 1..=100 {
-            for frame in frames {
-                self.wire(guest).send(0, frame.clone());
+            for (guest, frames) in senders {
+                frames.iter().for_each(|frame| self.wire(*guest).send(0, frame.clone()));
             }
             self.bed.run();
             self.bed.run_for(SECOND / 10);
@@ -289,14 +294,14 @@ fn cases() -> Vec<Case> {
             Loses,
             ("vm2", None),
             || overrun(2),
-            "Of all that other ports send, 100 % comes from vm1, 6.00k packets a second.",
+            "Of all that comes from ports which vm2 can hear, 100 % is of vm1, 6.00k packets a second.",
         ),
         case(
             "overruns",
             Loses,
             ("vm1", None),
             || overrun(2),
-            "vm1 sends 6.00k packets a second, 100 % of all that ports other than vm2 send, and at vm2 6.00k a second are dropped",
+            "vm1 sends 6.00k packets a second, 100 % of all that comes from ports which vm2 can hear, and at vm2 6.00k a second are dropped",
         ),
         case(
             "drops-no-receive-buffers",
@@ -937,6 +942,25 @@ fn who_floods_is_what_is_bounded_first() {
     let mut scene = overrun(0xff);
     let found = scene.why("vm2", None).findings;
     assert!(found[0].remedy.contains("`ringferry ctl set vm1 storm=1kpps`"), "{}", found[0].remedy);
+}
+
+/// Neither a port that rules keep apart nor one whose flood ends where it begins is blamed for what another cannot take.
+#[test]
+fn who_cannot_be_heard_overruns_nobody() {
+    for innocent in [["vlan=20"], ["storm=100pps"]] {
+        let mut scene = Scene::new([&["vlan=10"], &["vlan=10"], &innocent]);
+        if innocent[0].starts_with("storm") {
+            scene = Scene::new([&[], &[], &innocent]);
+        }
+        scene.wire(1).set_room(0, 0);
+        scene.keep_all_sending(&[(0, &vec![frame(2, 1, 60); 600]), (2, &vec![frame(0xff, 3, 60); 1200])]);
+        let found = scene.why("vm2", None).findings;
+        let finding = found.iter().find(|finding| finding.situation == "out-of-buffers").unwrap();
+        assert!(finding.text.ends_with("is of vm1, 6.00k packets a second."), "{}", finding.text);
+        assert!(finding.remedy.contains("`ringferry ctl set vm1 "), "{}", finding.remedy);
+        let found = scene.why("vm3", None).findings;
+        assert!(found.iter().all(|finding| finding.situation != "overruns"), "{found:?}");
+    }
 }
 
 /// It is the limit which was reached that is to be raised.

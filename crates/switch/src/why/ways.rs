@@ -46,13 +46,8 @@ pub(super) fn look_at_all(known: &Known<'_>, port: &PortSnapshot, findings: &mut
 
 /// Says which ports rules keep apart from this one. What is sent there is dropped at the other port, or not even flooded to it, so nothing that is counted at this one tells it.
 fn look_at_rules(known: &Known<'_>, own: &Abilities, others: &[Abilities], findings: &mut Findings) {
-    let rules = (known.rules)(&own.name);
-    let is_apart = |other: &&Abilities| {
-        let theirs = (known.rules)(&other.name);
-        let way = explain::way((own, &rules), (other, &theirs));
-        way.notes.iter().any(|note| note.starts_with(explain::NOTHING_PASSES))
-    };
-    let apart: Vec<_> = others.iter().filter(is_apart).map(|other| other.name.as_str()).collect();
+    let apart: Vec<_> =
+        others.iter().filter(|other| are_apart(known, own, other)).map(|other| other.name.as_str()).collect();
     let Some(first) = apart.first() else { return };
     let names = match apart.len() - apart.len().min(NAMED) {
         0 => apart.join(", "),
@@ -72,6 +67,13 @@ fn look_at_rules(known: &Known<'_>, own: &Abilities, others: &[Abilities], findi
         let text = format!("Rules keep {} apart from {names}: nothing passes from here to there.", own.name);
         findings.add("apart-from-some", Effect::Notes, 0.0, text, remedy);
     }
+}
+
+/// Returns true if rules let nothing pass from one port to the other.
+pub(super) fn are_apart(known: &Known<'_>, from: &Abilities, to: &Abilities) -> bool {
+    let (own, theirs) = ((known.rules)(&from.name), (known.rules)(&to.name));
+    let way = explain::way((from, &own), (to, &theirs));
+    way.notes.iter().any(|note| note.starts_with(explain::NOTHING_PASSES))
 }
 
 /// The VLAN of an access port, if there is one.

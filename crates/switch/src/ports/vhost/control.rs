@@ -772,7 +772,9 @@ impl PortControl for VhostPort {
     }
 
     fn tick(&mut self, _: &PortConfig, cx: &mut Context<'_>) {
-        if let Some(Err(error)) = self.session.as_mut().map(|session| session.tick(Instant::now(), &mut self.device)) {
+        if let Some(Err(error)) =
+            self.session.as_mut().map(|session| session.tick(Instant::now(), &mut self.device))
+        {
             self.session_failed(&error);
         }
         self.check_memory();
