@@ -619,6 +619,13 @@ impl Stream {
         let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
     }
 
+    /// Returns true if the peer has closed its end, whatever it has sent before.
+    pub fn has_hung_up(&self) -> bool {
+        let gone = PollFlags::RDHUP | PollFlags::HUP;
+        let mut fds = [PollFd::new(&self.0, gone)];
+        rustix::event::poll(&mut fds, Some(&Timespec::default())).is_ok() && fds[0].revents().intersects(gone)
+    }
+
     /// Returns true if `fd` is a connected Unix stream socket, so that [`from_fd`](Self::from_fd) takes it. Unlike that it
     /// does not close what is none.
     pub fn is_one(fd: impl AsFd) -> bool {

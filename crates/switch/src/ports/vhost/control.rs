@@ -24,6 +24,7 @@ use ringferry_control::snapshot::{
 };
 use ringferry_packet::ether::Mac;
 use ringferry_sys::accounts;
+use ringferry_sys::closer::Deferred;
 use ringferry_sys::epoll::Interest;
 use ringferry_sys::socket::{Listener, SocketAccess, Stream};
 use ringferry_sys::usage::ThreadClock;
@@ -31,7 +32,6 @@ use ringferry_sys::watchdog::{HoleWaits, INTERVAL};
 use ringferry_vhost_user::backend::{Counters, Offer, Put, Resources, Session, SessionError};
 use ringferry_vhost_user::message::ProtocolFeatures;
 use ringferry_virtio_net::queue_index;
-use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use super::ahead;
@@ -65,6 +65,9 @@ const CATCH_UP: Duration = Duration::from_millis(100);
 /// Time for which a port serves no front end after one has tried to hold up a worker. Each attempt costs the
 /// others up to one [interval of the watchdog](ringferry_sys::watchdog::INTERVAL).
 pub(super) const QUARANTINE: Duration = Duration::from_secs(60);
+
+/// Connections behind a session's that are looked at in a second: of those whose other ends have gone, the others wait in the socket.
+const LOOKS: usize = 16;
 
 /// Rings that stopped so long ago were stopped for some time.
 const STOPPED: Duration = Duration::from_secs(5);
@@ -125,8 +128,9 @@ pub(super) struct VhostPort {
     accept_failed: bool,
     /// True if the reason for the last failure to connect or accept was logged.
     failure_logged: bool,
-    /// True if another front end waits for the end of this session.
-    another_waits: bool,
+    /// Another front end, which has connected while there is a session and waits for its end. It is accepted so that one that goes is seen to go: whoever
+    /// only looks whether somebody listens, as a second switch does, waits for nothing. When the switch is replaced it is left out, and connects again.
+    waiting: Option<Deferred<Stream>>,
     /// True if that was logged.
     waiting_logged: bool,
     /// Why the switch has ended the last connection, and when, if the port has not been up since.
@@ -313,7 +317,7 @@ impl VhostPort {
             retry_at: Instant::now(),
             accept_failed: false,
             failure_logged: false,
-            another_waits: false,
+            waiting: None,
             end: None,
             stop_logged: false,
             waiting_logged: false,
@@ -422,7 +426,8 @@ impl VhostPort {
             && served.as_ref().map_or_else(SessionError::is_disconnect, |_| true);
         if !is_silent && !std::mem::replace(&mut self.heard, true) {
             if self.device.limit.allows(&self.device.name) {
-                tracing::info!(port = self.device.name, "a front end has connected");
+                let pid = session.peer_credentials().ok().and_then(|peer| peer.pid);
+                tracing::info!(port = self.device.name, pid, "a front end has connected");
             }
             self.device.counters.connections.add(1);
         }
@@ -478,7 +483,10 @@ impl VhostPort {
     /// Accepts a front end, or connects to it.
     fn connect(&mut self) {
         let stream = match &mut self.endpoint {
-            Endpoint::Listen(listener) => listener.accept(),
+            Endpoint::Listen(listener) => match self.waiting.take() {
+                Some(waiting) if !waiting.has_hung_up() => Ok(Some(waiting.into_inner())),
+                _ => listener.accept(),
+            },
             Endpoint::Once(stream) => Ok(stream.take()),
             Endpoint::Connect(path, privileges) => {
                 if Instant::now() < self.retry_at {
@@ -621,15 +629,20 @@ impl VhostPort {
     /// Finds out whether another front end waits for the end of this session, and logs that once for each session. That front end has connected, and
     /// nothing tells it why it gets no answer.
     fn look_for_waiting(&mut self) {
-        self.another_waits = match (&self.session, &self.endpoint) {
-            (Some(_), Endpoint::Listen(listener)) => {
-                let mut looked = [PollFd::new(listener, PollFlags::IN)];
-                let looks = rustix::event::poll(&mut looked, Some(&Timespec::default()));
-                looks == Ok(1) && looked[0].revents().contains(PollFlags::IN)
+        if self.waiting.as_ref().is_some_and(|waiting| waiting.has_hung_up()) {
+            self.waiting = None;
+        }
+        if let (Some(_), Endpoint::Listen(listener)) = (&self.session, &self.endpoint) {
+            for _ in 0..LOOKS {
+                if self.waiting.is_some() || self.resources.closer.is_behind() {
+                    break;
+                }
+                let Ok(Some(next)) = listener.accept() else { break };
+                let next = self.resources.closer.defer(next);
+                self.waiting = Some(next).filter(|next| !next.has_hung_up());
             }
-            _ => false,
-        };
-        if !self.another_waits || std::mem::replace(&mut self.waiting_logged, true) {
+        }
+        if self.waiting.is_none() || std::mem::replace(&mut self.waiting_logged, true) {
             return;
         }
         if self.device.limit.allows(&self.device.name) {
@@ -652,7 +665,7 @@ impl VhostPort {
                 self.allowance.take(1, now);
             }
             self.retry_at = now + RETRY;
-            (self.memory_lacks, self.unshared, self.another_waits) = (false, false, false);
+            (self.memory_lacks, self.unshared) = (false, false);
             self.quarantine = self.device.unanswered.take().map(|why| why.to_string());
         }
     }
@@ -752,7 +765,7 @@ impl PortControl for VhostPort {
             return self.paused;
         }
         let tries = match self.endpoint {
-            Endpoint::Listen(_) => self.accept_failed || self.quarantine.is_some(),
+            Endpoint::Listen(_) => self.accept_failed || self.quarantine.is_some() || self.waiting.is_some(),
             Endpoint::Connect(..) => true,
             Endpoint::Once(ref stream) => stream.is_some(),
         };
@@ -869,7 +882,7 @@ impl PortControl for VhostPort {
             rules: rules_by_key(&config.rules),
             pairs: Vec::new(),
             rates: Vec::new(),
-            another_waits: self.another_waits,
+            another_waits: self.session.is_some() && self.waiting.is_some(),
             ended: self
                 .end
                 .as_ref()
