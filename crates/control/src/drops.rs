@@ -83,8 +83,8 @@ drop_reasons! {
         "Normal behind a bridge. Many of them show a loop, or two guests with the same MAC address.",
     /// The frame was for everybody, or for an address that is not known, and there is no other port that it may leave by.
     NoDestination = "no-destination" at Sender,
-        "Normal on a switch with one port, for an isolated port on its own in its VLAN, and for untagged frames of a trunk whose native VLAN no other port is in \
-         (`native=none` there).",
+        "Normal for a port that is alone: the only one, the only one in its VLAN (compare `ringferry ctl rules`), or there with other isolated ones only; and for untagged frames of a \
+         trunk whose native VLAN no other port is in (`native=none` there).",
     /// The receiving guest has posted no buffers, or too few for this frame. It is slower than those who send
     /// to it.
     NoReceiveBuffers = "no-receive-buffers" at Receiver,
@@ -127,7 +127,7 @@ drop_reasons! {
     /// The frame has a tag of a VLAN that its port is not in, or no tag where one is demanded; or it was for an
     /// address behind a port that is not in its VLAN; or a second tag would have come to light where it leaves without the first.
     Vlan = "vlan" at Either,
-        "Compare `ctl rules` of both ports.",
+        "Compare `ctl rules` of both ports. `ringferry capture PORT --drops`, into `tcpdump -enr -`, shows the frames.",
     /// Sender and receiver are both isolated ports.
     Isolated = "isolated" at Receiver,
         "That is what the rule is for; take `isolated` away from one of them if they should talk.",

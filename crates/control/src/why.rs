@@ -116,7 +116,10 @@ pub fn all_to_text(all: &[Diagnosis]) -> String {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "\n{} [{}]", finding.text, finding.effect.words());
     }
-    let is_bad = |found: &&Finding| found.port.is_some() && found.effect != Effect::Notes;
+    // A port that serves nobody else stops nothing yet.
+    let is_bad = |found: &&Finding| {
+        found.port.is_some() && (found.effect != Effect::Notes || found.situation == OUT_OF_SERVICE)
+    };
     let (mut waiting, mut listed) = (Vec::new(), Vec::new());
     for of in all {
         let mut bad = of.findings.iter().filter(is_bad);
@@ -136,8 +139,8 @@ pub fn all_to_text(all: &[Diagnosis]) -> String {
     let well = all.len() - listed.len() - waiting.len();
     let nothing = "Nothing that stops, drops or slows down packets was found";
     let _ = match well {
-        0 if listed.is_empty() => writeln!(text),
-        0 => writeln!(text, "\n{nothing} at other ports."),
+        0 if listed.is_empty() || !waiting.is_empty() => writeln!(text),
+        0 => Ok(()),
         1 => writeln!(text, "\n{nothing} at 1 port."),
         _ => writeln!(text, "\n{nothing} at {well} ports."),
     };
@@ -154,6 +157,9 @@ pub fn all_to_text(all: &[Diagnosis]) -> String {
 
 /// Most ports that are named though nothing is wrong with them.
 const FEW: usize = 8;
+
+/// The situation of a port that serves nobody, or nobody else.
+pub const OUT_OF_SERVICE: &str = "out-of-service";
 
 /// The situation of a port whose guest has not been started.
 pub const NOT_CONNECTED: &str = "not-connected";

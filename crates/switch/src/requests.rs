@@ -333,7 +333,7 @@ impl Requests<'_> {
                 true,
                 format!("in {}, where other settings of the port are not those in force", path.display()),
             )),
-            Err(NotKept::Because(why)) => Ok((false, why)),
+            Err(NotKept::Because(why)) => Ok((false, ports::until_reload(&why))),
             Err(NotKept::Refused(error)) => Err(error),
         }
     }

@@ -388,9 +388,14 @@ impl Requests<'_> {
         match keep(self) {
             None => (false, "the switch was started without a configuration file".to_owned()),
             Some(Ok(path)) => (true, format!("in {}", path.display())),
-            Some(Err(NotKept::Because(why) | NotKept::Refused(why))) => (false, why),
+            Some(Err(NotKept::Because(why) | NotKept::Refused(why))) => (false, until_reload(&why)),
         }
     }
+}
+
+/// Says what becomes of a change that the file should have and has not, for people.
+pub(super) fn until_reload(why: &str) -> String {
+    format!("{why}; a reload, also for another port, takes it back: mend that, and ask for the same again")
 }
 
 /// Returns true if a port could not be opened because somebody has its tap open, or has not let it vanish yet.

@@ -4,9 +4,9 @@ use ringferry_control::snapshot::{
     FdbEntry, FdbLost, FdbRestless, FdbSnapshot, Negotiated, PortSnapshot, PortState, QueueRole,
     QueueSnapshot, SessionEnd,
 };
-use ringferry_control::why::{Effect, NOT_CONNECTED};
+use ringferry_control::why::{Effect, NOT_CONNECTED, OUT_OF_SERVICE};
 
-use super::{Findings, Known, times};
+use super::{Findings, Known, recent, times};
 use crate::ports::tap::{BRIDGE_DOWN, INTERFACE_AWAY, INTERFACE_LOST, INTERFACE_MOVED, NO_BRIDGE};
 use crate::ports::vhost::control::{MEMORY_REFUSED, SOCKET_REMOVED};
 use crate::stalls::is_start;
@@ -14,6 +14,8 @@ use crate::stalls::is_start;
 /// Looks for states in which a port carries nothing.
 pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findings) {
     let PortSnapshot { name, peer, .. } = port;
+    // Before what is said of this moment.
+    look_at_connections(port, findings);
     if port.state == PortState::Broken {
         look_at_broken(port, findings);
     }
@@ -92,9 +94,10 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
         stops(
             "connection-ended",
             format!(
-                "The switch has ended the connection of the last front end of {name}, {seconds} s ago: {why}."
+                "The switch has ended the connection of the last front end of {name}, {seconds} s ago: {why}{}",
+                if why.ends_with('?') { "" } else { "." }
             ),
-            "Mend that, then connect again: a VMM with `reconnect=1` does so by itself. The log has all such ends.",
+            "Mend that, then connect again: a VMM with `reconnect=1` does so by itself. The log has such ends, of many a few.",
         );
     }
     if (known.is_drained)(name) {
@@ -119,7 +122,7 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
             _ => (Effect::Stops, "nobody"),
         };
         findings.add(
-            "out-of-service",
+            OUT_OF_SERVICE,
             effect,
             90.0,
             format!("{name} serves {whom}: {fault}."),
@@ -129,7 +132,7 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
     // Somebody has deleted the interface, or renamed it or moved it to where packets still pass.
     if let Some(fault) = port.fault.as_ref().filter(|_| is_tap) {
         findings.add(
-            "out-of-service",
+            OUT_OF_SERVICE,
             match port.state {
                 PortState::Up if fault.starts_with(INTERFACE_AWAY) => Effect::Notes,
                 PortState::Up => Effect::Loses,
@@ -333,6 +336,33 @@ fn look_at_addresses(known: &Known<'_>, port: &PortSnapshot, findings: &mut Find
     }
 }
 
+/// Connections in the window from which on they are no restart of a machine.
+const AGAIN: f64 = 3.0;
+
+/// A front end that comes again and again. What else is said of the port is of a moment.
+fn look_at_connections(port: &PortSnapshot, findings: &mut Findings) {
+    let PortSnapshot { name, .. } = port;
+    let Some(rates) = recent(port) else { return };
+    let again = rates.counter("connections") * rates.seconds;
+    if again < AGAIN {
+        return;
+    }
+    findings.add(
+        "connects-again-and-again",
+        if port.state == PortState::Up { Effect::Loses } else { Effect::Stops },
+        100.0,
+        format!(
+            "Front ends have connected to {name} {} in the last {:.0} s: each was gone again before the next one.",
+            times(again.round() as u64),
+            rates.seconds
+        ),
+        format!(
+            "See which process that is and what its log says: the log has the number of the first ones (`pid=`) and why they ended, `ringferry ctl show {name}` the one that is connected. \
+             A program that is started again and again, or a VMM that is refused and tries again."
+        ),
+    );
+}
+
 /// Counters that should be zero, however long ago, and whoever waits.
 fn look_at_past(port: &PortSnapshot, findings: &mut Findings) {
     if port.another_waits {
@@ -340,7 +370,7 @@ fn look_at_past(port: &PortSnapshot, findings: &mut Findings) {
             "another-waits",
             Effect::Notes,
             80.0,
-            format!("Another front end has connected to {} while this one is there. It waits until this one has disconnected, if it has not given up since: a port serves one machine.", port.peer),
+            format!("Another front end has connected to {} while this one is there. It waits until this one has disconnected: a port serves one machine.", port.peer),
             "Give each machine a port of its own: compare the paths of the sockets in their definitions.",
         );
     }
@@ -366,7 +396,7 @@ fn look_at_past(port: &PortSnapshot, findings: &mut Findings) {
         "messages-rejected",
         rejected,
         format!("The switch has refused {rejected} of the messages of the front end of {name}."),
-        "The log says which, and why: a limit such as port_memory_gib, or a front end that breaks the protocol.",
+        "The log says which, and why, of many a few: a limit such as port_memory_gib, or a front end that breaks the protocol.",
     );
     let failed = counter("failed_ring_starts");
     notes(
