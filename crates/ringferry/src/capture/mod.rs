@@ -487,9 +487,8 @@ struct Capture {
     request: CaptureRequest,
     filter: String,
     began: u64,
-    /// Packets of each interface that were written, and those of them that are among `blocks`.
+    /// Packets of each interface that were written, or are among `blocks`.
     written: Vec<u64>,
-    unwritten: Vec<u64>,
     /// What was counted of each interface in the processes before.
     past: Vec<Counts>,
     gaps: Vec<Gap>,
@@ -517,7 +516,6 @@ impl Capture {
         let ports = interfaces.iter().map(|port| port.name.clone()).collect();
         Ok(Capture {
             written: vec![0; interfaces.len()],
-            unwritten: vec![0; interfaces.len()],
             past: vec![Counts::default(); interfaces.len()],
             source,
             path,
@@ -723,7 +721,6 @@ impl Capture {
             pcapng::packet(&mut self.blocks, record, &self.frames[frame.clone()], note.as_deref());
             if let Some(written) = self.written.get_mut(usize::from(record.interface)) {
                 *written += 1;
-                self.unwritten[usize::from(record.interface)] += 1;
             }
         }
         Ok(())
@@ -735,22 +732,23 @@ impl Capture {
         let mut rest = &blocks[..];
         let done = loop {
             let (now, later) = rest.split_at(output.fits(rest));
-            match output.write(now) {
-                Ok(true) if later.is_empty() => break Ok(true),
+            let had = output.written();
+            let done = output.write(now);
+            // A file that cannot take all of them has some of them.
+            rest = if done.is_err() { &rest[(output.written() - had) as usize..] } else { later };
+            match done {
+                Ok(true) if rest.is_empty() => break Ok(true),
                 Ok(true) => {}
                 other => break other,
             }
             if let Err(error) = output.begin_next(&self.tail(), &self.head()) {
                 break Err(error);
             }
-            rest = later;
         };
-        match done {
-            Ok(_) => self.unwritten.fill(0),
-            // A file that cannot take all of them has none of them.
-            Err(_) => {
-                for (written, lost) in self.written.iter_mut().zip(&mut self.unwritten) {
-                    *written -= std::mem::take(lost);
+        if done.is_err() {
+            for interface in pcapng::interfaces_of(rest) {
+                if let Some(written) = self.written.get_mut(interface as usize) {
+                    *written -= 1;
                 }
             }
         }

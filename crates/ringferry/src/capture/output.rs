@@ -8,6 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use super::CaptureError;
+use super::pcapng::blocks_of;
 
 /// Permissions of a file that is made: tenants' packets are nobody else's to read.
 const MODE: u32 = 0o600;
@@ -63,23 +64,13 @@ impl Series {
     }
 }
 
-/// Returns the length of the first block, which it has behind its type.
-fn first_block(blocks: &[u8]) -> usize {
-    let length = blocks.get(4..8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_le_bytes);
-    (length as usize).min(blocks.len())
-}
-
 /// Returns how many bytes of whole blocks fit into so many.
 fn whole_blocks(blocks: &[u8], room: u64) -> usize {
-    let mut end = 0;
-    while end < blocks.len() {
-        let next = end + first_block(&blocks[end..]);
-        if next == end || next as u64 > room {
-            break;
-        }
-        end = next;
-    }
-    end
+    let ends = blocks_of(blocks).scan(0, |end, block| {
+        *end += block.len();
+        Some(*end)
+    });
+    ends.take_while(|end| *end as u64 <= room).last().unwrap_or(0)
 }
 
 /// Says so if nothing can be written to a path, whatever is written: packets are not for a terminal.
@@ -146,7 +137,11 @@ impl Output {
         let Some(Series { rotation, .. }) = &self.series else { return blocks.len() };
         let fits = whole_blocks(blocks, rotation.size.saturating_sub(self.written));
         // A packet that is longer than any file is written all the same.
-        if fits == 0 && self.written == self.head { first_block(blocks) } else { fits }
+        if fits == 0 && self.written == self.head {
+            blocks_of(blocks).next().map_or(blocks.len(), <[u8]>::len)
+        } else {
+            fits
+        }
     }
 
     /// Writes what the file begins with.
@@ -177,22 +172,35 @@ impl Output {
         files.map(|file| file.display().to_string()).collect()
     }
 
+    /// Returns the number of bytes of whole blocks that were written to this file.
+    pub(super) fn written(&self) -> u64 {
+        self.written
+    }
+
     pub(super) fn is_stdout(&self) -> bool {
         self.stdout
     }
 
-    /// Writes whole blocks; false if nobody reads them any more. A file that cannot take all of them keeps none of them, so that it ends with a block.
+    /// Writes whole blocks; false if nobody reads them any more. A file that cannot take all of them keeps those that fit, so that it ends with a block.
     ///
     /// # Errors
     /// They cannot be written: the disk is full, say.
     pub(super) fn write(&mut self, blocks: &[u8]) -> Result<bool, CaptureError> {
-        match self.file.write_all(blocks) {
-            Ok(()) => {
-                self.written += blocks.len() as u64;
-                Ok(true)
+        let (mut left, mut failed) = (blocks, None);
+        while !left.is_empty() && failed.is_none() {
+            match self.file.write(left) {
+                Ok(0) => failed = Some(io::ErrorKind::WriteZero.into()),
+                Ok(written) => left = &left[written..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => failed = Some(error),
             }
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-            Err(error) => {
+        }
+        let fitted = whole_blocks(blocks, (blocks.len() - left.len()) as u64);
+        self.written += fitted as u64;
+        match failed {
+            None => Ok(true),
+            Some(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+            Some(error) => {
                 if let Some(start) = self.start {
                     let _ = self.file.set_len(start + self.written);
                 }

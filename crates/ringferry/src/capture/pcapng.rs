@@ -197,6 +197,24 @@ fn virtual_header(header: &Header) -> Option<String> {
     (!words.is_empty()).then(|| format!("virtio-net header: {}", words.join(" ")))
 }
 
+/// Returns the blocks of a file, or of a part of it, each with its type and length. What is no whole block ends it.
+pub(super) fn blocks_of(mut blocks: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let length = u32::from_le_bytes(blocks.get(4..8)?.try_into().ok()?) as usize;
+        let (block, rest) = blocks.split_at_checked(length).filter(|_| length > 0)?;
+        blocks = rest;
+        Some(block)
+    })
+}
+
+/// Returns the interface of each packet that is among these blocks.
+pub(super) fn interfaces_of(blocks: &[u8]) -> impl Iterator<Item = u32> {
+    let word = |block: &[u8], at: usize| block.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes);
+    blocks_of(blocks)
+        .filter(move |block| word(block, 0) == Some(PACKET))
+        .filter_map(move |block| word(block, 8))
+}
+
 #[cfg(test)]
 mod tests {
     use ringferry_control::DropReason;

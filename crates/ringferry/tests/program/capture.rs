@@ -447,10 +447,13 @@ fn a_full_disk_costs_no_packet_that_was_written_and_the_count_is_the_files() {
     let (mut a, mut b) = bystanders(&switch);
     let file = disk.join("a.pcapng");
     let mut capture = start(&place, &switch, &file, &["a", "--direction", "in"]);
+    // All at once, more than there is room for: what of it fits is kept.
+    capture.signal(Signal::STOP);
     for number in 0..100 {
         a.send(&frame(b.mac, a.mac, 1400, number));
         b.receive();
     }
+    capture.signal(Signal::CONT);
     let (status, said) = capture.wait();
     assert_eq!(
         (status.code(), capture.logged("No space left on device")),
@@ -460,7 +463,7 @@ fn a_full_disk_costs_no_packet_that_was_written_and_the_count_is_the_files() {
     );
     let summary: serde_json::Value = serde_json::from_str(&said).unwrap();
     let captured = summary["captured"].as_u64().unwrap();
-    assert!(captured < 50, "{captured}");
+    assert!((30..50).contains(&captured), "{captured} of 1432 bytes each go into 64 KiB");
     if may_read() {
         assert_eq!(read(&file, &["frame.len"]).len() as u64, captured);
     }
