@@ -8,6 +8,7 @@ const EVENTS: [&str; 3] = ["Ir", "Bc", "Bi"];
 /// What calls of a function have cost, with all that they called.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Cost {
+    pub calls: u64,
     pub instructions: u64,
     pub branches: u64,
 }
@@ -31,13 +32,15 @@ pub(super) fn inclusive<'a>(text: &str, functions: &[&'a str]) -> Option<BTreeMa
         } else if let Some(function) = line.strip_prefix("cfn=") {
             let name = learn(&mut names, function);
             called = functions.iter().find(|wanted| name.is_some_and(|name| is_named(name, wanted))).copied();
-        } else if line.starts_with("calls=") {
+        } else if let Some(calls) = line.strip_prefix("calls=") {
+            let calls: u64 = calls.split_whitespace().next()?.parse().ok()?;
             let counts = lines.next()?;
             let Some(function) = called.take() else { continue };
             let count = |at: usize| {
                 counts.split_whitespace().nth(1 + at).and_then(|word| word.parse::<u64>().ok()).unwrap_or(0)
             };
             let cost: &mut Cost = costs.entry(function).or_default();
+            cost.calls += calls;
             cost.instructions += count(instructions);
             cost.branches += count(conditional) + count(indirect);
         }
@@ -70,8 +73,8 @@ mod tests {
     #[test]
     fn calls_are_summed_up_over_all_callers() {
         let costs = inclusive(TEXT, &["poll", "deliver", "absent"]).unwrap();
-        assert_eq!(costs.get("poll"), Some(&Cost { instructions: 400, branches: 52 }));
-        assert_eq!(costs.get("deliver"), Some(&Cost { instructions: 50, branches: 0 }));
+        assert_eq!(costs.get("poll"), Some(&Cost { calls: 4, instructions: 400, branches: 52 }));
+        assert_eq!(costs.get("deliver"), Some(&Cost { calls: 1, instructions: 50, branches: 0 }));
         assert_eq!(costs.len(), 2, "pollute is another function, and nobody called absent: {costs:?}");
     }
 

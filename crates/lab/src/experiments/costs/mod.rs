@@ -61,7 +61,7 @@ impl Case {
 
 /// The names of the rows of [`STAGES`].
 const STAGE_NAMES: [&str; STAGES.len()] =
-    ["driver-sends", "device-takes", "device-delivers", "driver-receives"];
+    ["driver-sends", "device-takes", "device-delivers", "driver-receives", "driver-forwards"];
 
 impl Experiment for Costs {
     fn name(&self) -> &'static str {
@@ -143,7 +143,8 @@ fn count(setup: &Setup, case: &Case) -> Result<[Sample; STAGES.len()], RowError>
                 "callgrind has seen no call of {stage}: is this build without names?"
             )));
         };
-        let per_frame = |of: fn(&Cost) -> u64| (of(twice) - of(once)) as f64 / (ROUNDS * BURST) as f64;
+        let frames = (twice.calls - once.calls) * BURST as u64;
+        let per_frame = |of: fn(&Cost) -> u64| (of(twice) - of(once)) as f64 / frames as f64;
         *sample = Sample::new(per_frame(|cost| cost.instructions))
             .with("branches", per_frame(|cost| cost.branches));
     }

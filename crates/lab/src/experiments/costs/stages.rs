@@ -4,6 +4,7 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use ringferry_memory::{Area, GuestMemory, Region};
+use ringferry_nic::forward::Forwarder;
 use ringferry_nic::rx::{PolicyKind, RxConfig};
 use ringferry_nic::tx::TxConfig;
 use ringferry_packet::buffer::Chain;
@@ -24,7 +25,8 @@ const RING: u16 = 256;
 const HEADERS: [u8; 42] = [7; 42];
 
 /// The functions whose calls are counted, in the order of a frame's way.
-pub(super) const STAGES: [&str; 4] = ["send_burst", "poll_burst", "deliver_burst", "receive_burst"];
+pub(super) const STAGES: [&str; 5] =
+    ["send_burst", "poll_burst", "deliver_burst", "receive_burst", "forward_burst"];
 
 /// Both halves of one pair: what the device takes from the transmit queue, it delivers to the receive queue.
 struct Halves {
@@ -33,21 +35,31 @@ struct Halves {
     transmitq: Transmitq<Area>,
     receiveq: Receiveq<Area>,
     spare: Burst<'static>,
+    forwarder: Forwarder,
     size: usize,
 }
 
-/// Sends `rounds` bursts round the halves.
+/// Has the driver send and receive `rounds` bursts, then forward one burst as often.
 pub(super) fn run(case: &Case, rounds: usize) -> Result<(), RowError> {
     let mut halves = Halves::new(case)?;
     for _ in 0..rounds {
-        let sent = send_burst(&mut halves);
-        let delivered = halves.serve()?;
-        let received = receive_burst(&mut halves);
-        if [sent, delivered, received] != [BURST; 3] {
-            return Err(RowError::failed(format!("of {BURST} frames {sent}, {delivered}, {received}")));
-        }
+        whole("sent", send_burst(&mut halves))?;
+        halves.serve()?;
+        whole("received", receive_burst(&mut halves))?;
+    }
+    whole("sent", send_burst(&mut halves))?;
+    for _ in 0..rounds {
+        halves.serve()?;
+        whole("forwarded", forward_burst(&mut halves))?;
     }
     Ok(())
+}
+
+fn whole(what: &str, frames: usize) -> Result<(), RowError> {
+    match frames {
+        BURST => Ok(()),
+        frames => Err(RowError::failed(format!("{frames} of {BURST} frames are {what}"))),
+    }
 }
 
 impl Halves {
@@ -70,21 +82,27 @@ impl Halves {
         let transmitq = Transmitq::new(device(&memory, transmit, features)?, features);
         let receiveq = Receiveq::new(device(&memory, receive, features)?, features);
         driver.refill();
-        Ok(Self { driver, memory, transmitq, receiveq, spare: Burst::new(), size: case.size })
+        Ok(Self {
+            driver,
+            memory,
+            transmitq,
+            receiveq,
+            spare: Burst::new(),
+            forwarder: Forwarder::new(1, BURST),
+            size: case.size,
+        })
     }
 
-    /// The device's turn. Returns the number of frames.
-    fn serve(&mut self) -> Result<usize, RowError> {
+    /// The device's turn.
+    fn serve(&mut self) -> Result<(), RowError> {
         let memory = Arc::clone(&self.memory);
         let mut burst = Burst::reuse(std::mem::take(&mut self.spare));
         poll_burst(self, &memory, &mut burst);
-        if burst.len() != BURST {
-            return Err(RowError::failed(format!("the device finds {} frames of {BURST}", burst.len())));
-        }
+        whole("taken", burst.len())?;
         let delivered = deliver_burst(self, &memory, &burst);
         self.transmitq.complete();
         self.spare = Burst::reuse(burst);
-        Ok(delivered)
+        whole("delivered", delivered)
     }
 }
 
@@ -142,4 +160,14 @@ fn receive_burst(halves: &mut Halves) -> usize {
     let received = receiveq.lend(BURST, pools, |packet, _| Some(packet));
     receiveq.top_up();
     received
+}
+
+/// The driver forwards what it receives by its transmit queue, and gives the device other buffers for it.
+#[inline(never)]
+fn forward_burst(halves: &mut Halves) -> usize {
+    let Pair { receiveq, transmitq, pools, .. } = &mut halves.driver;
+    let outputs = std::slice::from_mut(transmitq);
+    let forwarded = halves.forwarder.forward(receiveq, outputs, pools, |_| Some(0), |_, _| {});
+    receiveq.top_up();
+    forwarded
 }

@@ -1,7 +1,7 @@
 //! When the innocent guests' own thread had no processor.
 //!
-//! Guests and attacker share a processor, so a request also waits for its own guest to run again. That is not the switch's
-//! doing, and no switch could mend it; it is taken off where a figure is of the switch alone.
+//! Guests and attacker share a processor, so a request also waits for its own guest to run again; so it does when the host takes
+//! the processor away. That is not the switch's doing, and no switch could mend it; it is taken off where a figure is of the switch alone.
 
 use std::time::Duration;
 
@@ -11,6 +11,10 @@ use crate::experiment::RowError;
 
 /// Shorter times between two looks are not asked about: a look at the kernel's account takes a microsecond.
 const SHORTEST: u64 = 50_000;
+
+/// A time between two looks in which the thread cannot have worked all the time, nor waited for anybody: it was away for as much as exceeds it, whatever the
+/// kernel's account says, which knows nothing of a host that takes a virtual processor away. A turn in which a whole ring is emptied takes a third.
+const LONGEST_TURN: u64 = 1_000_000;
 
 /// The absences of the calling thread in a window. All times are in nanoseconds since the same beginning.
 #[derive(Debug)]
@@ -38,7 +42,7 @@ impl Absences {
             let so_far = self.delay.so_far().unwrap_or(self.so_far);
             let away = so_far.saturating_sub(self.so_far).as_nanos() as u64;
             self.so_far = so_far;
-            self.add(now, away);
+            self.add(now, away.max((now - self.last).saturating_sub(LONGEST_TURN)));
         }
         self.last = now;
     }
