@@ -101,12 +101,8 @@ enum Shape {
     Segmented(usize),
 }
 
-/// A buffer that came back from the device; none if it named one that was not posted.
-#[derive(Debug)]
-struct Filled {
-    buf: Option<Buf>,
-    done: Completion,
-}
+/// Completions of a burst. Their buffers are among the posted ones until they are looked at.
+type Done = arrayvec::IntoIter<Completion, LOOKAHEAD>;
 
 /// The receive half of a driver. See [the module](super) for the life of a packet.
 ///
@@ -344,15 +340,13 @@ impl<D: RxDriver> RxQueue<D> {
         let mut count = 0;
         while count < max {
             // A packet has at least one buffer, so all completions collected here are used up below.
-            let mut burst = ArrayVec::<Filled, LOOKAHEAD>::new();
-            self.completed(LOOKAHEAD.min(max - count), &mut burst);
-            if burst.is_empty() {
+            let mut burst = self.completed(LOOKAHEAD.min(max - count)).into_iter();
+            if burst.len() == 0 {
                 break;
             }
-            let mut burst = burst.into_iter();
-            while let Some(filled) = burst.next() {
+            while let Some(done) = burst.next() {
                 count += 1;
-                if let Some(chain) = self.parse_packet(filled, &mut burst, pools)
+                if let Some(chain) = self.parse_packet(done, &mut burst, pools)
                     && let Some(chain) = deliver(chain, pools)
                 {
                     self.recycle_chain(chain, pools);
@@ -362,33 +356,35 @@ impl<D: RxDriver> RxQueue<D> {
         count
     }
 
-    /// Appends up to `most` buffers that the device has filled to `burst`, with their headers on the way to the cache.
+    /// Returns up to `most` completions, with the headers of their buffers on the way to the cache.
     #[inline(always)]
-    fn completed(&mut self, most: usize, burst: &mut ArrayVec<Filled, LOOKAHEAD>) {
-        let mut completions = ArrayVec::<Completion, LOOKAHEAD>::new();
-        self.driver.completed(most, |done| completions.push(done));
-        for done in completions {
-            let buf = self.posted.get_mut(usize::from(done.token)).and_then(Option::take);
-            match &buf {
-                Some(buf) => {
-                    buf.prefetch(self.lines);
-                    self.outstanding -= 1;
-                }
-                None => self.stats.unknown += 1,
+    fn completed(&mut self, most: usize) -> ArrayVec<Completion, LOOKAHEAD> {
+        let mut burst = ArrayVec::new();
+        let (posted, lines) = (&self.posted, self.lines);
+        self.driver.completed(most, |done| {
+            if let Some(Some(buf)) = posted.get(usize::from(done.token)) {
+                buf.prefetch(lines);
             }
-            burst.push(Filled { buf, done });
+            burst.push(done);
+        });
+        burst
+    }
+
+    /// Takes a buffer that came back from the device; none if it named one that was not posted.
+    #[inline(always)]
+    fn take(&mut self, done: Completion) -> Option<Buf> {
+        let buf = self.posted.get_mut(usize::from(done.token)).and_then(Option::take);
+        match buf {
+            Some(_) => self.outstanding -= 1,
+            None => self.stats.unknown += 1,
         }
+        buf
     }
 
     /// Makes the packet that begins in a buffer, or returns `None` if it is invalid. Takes its other buffers from `burst`.
     #[inline(always)]
-    fn parse_packet(
-        &mut self,
-        Filled { buf, done }: Filled,
-        burst: &mut impl Iterator<Item = Filled>,
-        pools: &mut Pools,
-    ) -> Option<Chain> {
-        let mut buf = buf?;
+    fn parse_packet(&mut self, done: Completion, burst: &mut Done, pools: &mut Pools) -> Option<Chain> {
+        let mut buf = self.take(done)?;
         let len = done.len as usize;
         if matches!(self.shape, Shape::Segmented(_)) {
             return self.parse_segmented(buf, done, pools);
@@ -471,7 +467,7 @@ impl<D: RxDriver> RxQueue<D> {
         first: Buf,
         mut good: bool,
         count: u16,
-        burst: &mut impl Iterator<Item = Filled>,
+        burst: &mut Done,
         pools: &mut Pools,
     ) -> Option<Chain> {
         let mut total = first.len();
@@ -482,16 +478,11 @@ impl<D: RxDriver> RxQueue<D> {
         for _ in 1..count {
             // All buffers of a packet become visible together (VIRTIO 1.4, 5.1.6.4.1), so a missing one is
             // an error of the device, not a reason to wait.
-            let next = burst.next().or_else(|| {
-                let mut further = ArrayVec::new();
-                self.completed(1, &mut further);
-                further.pop()
-            });
-            let Some(Filled { buf, done }) = next else {
+            let Some(done) = burst.next().or_else(|| self.completed(1).pop()) else {
                 good = false;
                 break;
             };
-            let Some(mut buf) = buf else {
+            let Some(mut buf) = self.take(done) else {
                 good = false;
                 continue;
             };
