@@ -22,7 +22,7 @@ use super::vif::{Vif, add};
 use crate::config::{DEFAULT_MTU, PortConfig, PortKind, XenProvider, XenVifConfig};
 use crate::counters::PortTotals;
 use crate::fdb::PortId;
-use crate::log_limit::{FRONT_END_LINES, LogLimit};
+use crate::log_limit::LogLimit;
 use crate::plane::{Owners, PortFault};
 use crate::ports::handed::HandedPort;
 use crate::ports::queues::Workers;
@@ -30,6 +30,9 @@ use crate::ports::table::QueueStates;
 use crate::ports::{Context, Interface, InterfaceQueues, OpenError, Plug, PortControl};
 use crate::rules::Rules;
 use crate::snapshot::{grants, rules_by_key};
+
+/// Upper bound on log lines per interval about all front ends of an entry, which are of many machines.
+const LOG_LINES: u32 = 20;
 
 /// Slots of each ring of a queue: as many as fit in a page.
 const SLOTS: u16 = 256;
@@ -81,7 +84,7 @@ impl XenEntry {
             reached: false,
             vifs: BTreeMap::new(),
             busy: false,
-            limit: LogLimit::new(FRONT_END_LINES),
+            limit: LogLimit::new(LOG_LINES),
         }
     }
 
