@@ -1,6 +1,7 @@
 //! The walk of an imaginary frame through the switch: the answer to `ringferry ctl trace`.
 
 use std::fmt::Write as _;
+use std::net::IpAddr;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -33,10 +34,10 @@ pub struct TraceRequest {
     pub csum: bool,
     /// Its source in IP; one that the port may use, if none is said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub source_ip: Option<std::net::IpAddr>,
+    pub source_ip: Option<IpAddr>,
     /// Its destination in IP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub destination_ip: Option<std::net::IpAddr>,
+    pub destination_ip: Option<IpAddr>,
     /// The queue of the port that it would come from.
     #[serde(default)]
     pub queue: u16,
@@ -87,6 +88,18 @@ protocols! {
     Nd = "nd",
     /// A DHCP client's DISCOVER.
     Dhcp = "dhcp",
+}
+
+impl TraceProtocol {
+    /// Returns true if its packets can have this address.
+    pub fn has(self, address: IpAddr) -> bool {
+        use TraceProtocol::{Arp, Dhcp, Nd, Ping4, Ping6, Raw, Tcp4, Tcp6, Udp4, Udp6};
+        match self {
+            Tcp4 | Udp4 | Ping4 | Arp | Dhcp => address.is_ipv4(),
+            Tcp6 | Udp6 | Ping6 | Nd => address.is_ipv6(),
+            Raw => false,
+        }
+    }
 }
 
 impl FromStr for TraceProtocol {

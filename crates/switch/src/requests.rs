@@ -293,15 +293,16 @@ impl Requests<'_> {
             describe(&before, &port)
         );
         let settings = self.settings_of(edit, &port);
-        let answer = SettingsChange {
+        let rules = rules_by_key(&port.rules);
+        self.config.ports[at] = port;
+        let note = note + &self.remark(name);
+        Ok(Answer::SettingsChanged(SettingsChange {
             port: name.to_owned(),
-            rules: rules_by_key(&port.rules),
+            rules,
             settings,
             persistent,
             note,
-        };
-        self.config.ports[at] = port;
-        Ok(Answer::SettingsChanged(answer))
+        }))
     }
 
     /// Has settings of a port kept in the configuration file, and returns whether they are, with the file or the reason.

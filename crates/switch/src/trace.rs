@@ -150,6 +150,12 @@ fn frame_of<'k>(
     let mut v4 = [(&rules, 1), (&theirs, 2)].map(|(rules, host)| address_v4(rules.guard.as_ref(), host));
     let mut v6 = [(&rules, 1), (&theirs, 2)].map(|(rules, host)| address_v6(rules.guard.as_ref(), host));
     for (side, asked) in [request.source_ip, request.destination_ip].into_iter().enumerate() {
+        if let Some(address) = asked.filter(|address| !request.protocol.has(*address)) {
+            return Err(format!(
+                "a frame of the protocol {} has no address {address}: name another protocol",
+                request.protocol.name()
+            ));
+        }
         match asked {
             Some(IpAddr::V4(address)) => v4[side] = address,
             Some(IpAddr::V6(address)) => v6[side] = address,

@@ -396,9 +396,9 @@ pub struct TraceArgs {
     /// Where it would go.
     #[arg(value_name = "PORT|MAC|broadcast")]
     pub to: String,
-    /// What it would carry.
-    #[arg(value_name = "PROTOCOL", default_value = "raw", value_parser = TraceProtocol::from_str)]
-    pub protocol: TraceProtocol,
+    /// What it would carry [default: raw, or UDP with --from-ip or --to-ip].
+    #[arg(value_name = "PROTOCOL", value_parser = TraceProtocol::from_str)]
+    pub protocol: Option<TraceProtocol>,
     /// It has a tag of this VLAN as the port sends it; 0 is a tag for its priority alone. Without this it has none.
     #[arg(long, value_name = "N")]
     pub vlan: Option<u16>,
@@ -458,7 +458,11 @@ impl TraceArgs {
             source: self.from.mac,
             to: self.to,
             vlan: self.vlan,
-            protocol: self.protocol,
+            protocol: self.protocol.unwrap_or_else(|| match self.from_ip.or(self.to_ip) {
+                None => TraceProtocol::Raw,
+                Some(IpAddr::V4(_)) => TraceProtocol::Udp4,
+                Some(IpAddr::V6(_)) => TraceProtocol::Udp6,
+            }),
             size: self.size,
             gso: self.gso,
             csum: self.csum,

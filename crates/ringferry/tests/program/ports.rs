@@ -164,6 +164,29 @@ fn a_socket_that_was_removed_is_made_anew_by_a_reload_and_whoever_is_connected_s
     }
 }
 
+/// What a start and `run --check` remark on, a change of the running switch is told, too: a guest without a VLAN beside guests with one is in all of them.
+#[test]
+fn a_port_that_would_be_in_the_vlans_of_others_is_remarked_on_by_whatever_makes_it() {
+    let place = Place::new();
+    let switch = start(&place, &table(&place, "blue", "vlan = 10\n"));
+    let remark = "; it has no vlan, so it is a trunk of all VLANs: what its guest sends with a tag of 10 reaches blue.";
+    let flag = format!("vhost-user:{}", place.socket("c").display());
+    assert!(place.ctl(&["add", &flag]).contains(remark));
+    switch.process.until_logged("WARN it has no vlan");
+    let answer = place.ctl(&["set", "c", "vlan=20"]);
+    assert!(!answer.contains("no vlan"), "{answer}");
+    assert!(place.ctl(&["unset", "c", "vlan"]).contains(remark));
+    assert!(place.ctl(&["why", "c"]).contains("No front end is connected"));
+    place.ctl(&["remove", "c"]);
+    write(&place, &[table(&place, "blue", "vlan = 10\n"), table(&place, "d", "")].concat());
+    for words in [&["reload", "--dry-run"][..], &["reload"]] {
+        let plan = place.ctl(words);
+        assert!(plan.contains("+ d: a vhost-user port; it has no vlan"), "{plan}");
+    }
+    switch.process.until_logged_times("WARN it has no vlan", 3);
+    switch.stop();
+}
+
 #[test]
 fn a_change_of_the_running_switch_alone_is_not_kept() {
     let place = Place::new();
@@ -414,10 +437,11 @@ fn settings_change_while_guests_talk_and_those_of_a_connection_with_the_next_one
     fs::write(file(&place), text.replacen("[[port]]", "[[port]]\nmtu = 1400\nvlan = 3\nworker = 1", 1))
         .unwrap();
     let plan = place.ctl(&["reload"]);
-    assert_eq!(
-        plan,
-        "~ a: vlan=3, mtu unset -> 1400 with the next connection, worker unset -> 1\n~ b: isolated unset, worker 1 -> unset\n2 ports have changed\n"
-    );
+    let steps: Vec<_> = plan.lines().collect();
+    assert_eq!(steps[0], "~ a: vlan=3, mtu unset -> 1400 with the next connection, worker unset -> 1");
+    // And that it is in the VLAN of a now.
+    assert!(steps[1].starts_with("~ b: isolated unset, worker 1 -> unset; it has no vlan"), "{plan}");
+    assert_eq!(steps[2..], ["2 ports have changed"]);
     assert_eq!((owners("a"), owners("b")), (vec![Some(1)], vec![Some(0)]));
     assert_eq!((switch.port("a").counters["connections"], switch.port("b").counters["connections"]), (3, 1));
     place.ctl(&["unset", "a", "vlan"]);

@@ -1,7 +1,7 @@
 //! `ringferry ctl trace` on a whole switch: what it says of a frame, against what becomes of one that a guest sends. That it is right about every rule is
 //! tried in `crates/switch/src/plane/testing/tests/trace.rs`.
 
-use ringferry_control::trace::Trace;
+use ringferry_control::trace::{Trace, TraceProtocol};
 use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::Header;
 use ringferry_rig::frames::{frame, mac};
@@ -123,9 +123,20 @@ fn a_frame_that_cannot_be_traced_is_refused_in_a_line() {
             &["a", "b", "tcp4", "--size", "10"],
             "ringferry: the switch refuses: a frame of tcp4 like this has 54 to 65549 bytes, not 10",
         ),
+        (
+            &["a", "b", "raw", "--from-ip", "10.0.0.1"],
+            "ringferry: the switch refuses: a frame of the protocol raw has no address 10.0.0.1: name another protocol",
+        ),
+        (
+            &["a", "b", "tcp4", "--to-ip", "fd00::1"],
+            "ringferry: the switch refuses: a frame of the protocol tcp4 has no address fd00::1: name another protocol",
+        ),
     ] {
         assert_eq!(refused(&place, words), said);
     }
+    // An address without a protocol is that of a packet that has some.
+    let traced = trace(&place, &["a", "b", "--from-ip", "10.0.0.1"]);
+    assert_eq!(traced.frame.protocol, TraceProtocol::Udp4);
     let error = refused(&place, &["a", "52:54:00:00:00"]);
     assert!(error.contains("`52:54:00:00:00` is not an Ethernet address"), "{error}");
     let error = refused(&place, &["a/52:54:00:00:00:zz", "b"]);

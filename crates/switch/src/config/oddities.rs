@@ -6,6 +6,17 @@ use crate::rules::{Rules, Vlans};
 impl Config {
     /// Says what is strange about the rules of ports, in a sentence each, for people.
     pub fn oddities(&self) -> Vec<String> {
+        self.odd_ports().into_iter().map(|(port, odd)| format!("port {port}: {odd}")).collect()
+    }
+
+    /// Says what is strange about the rules of one port, each behind a semicolon.
+    pub(crate) fn oddities_of(&self, port: &str) -> String {
+        let odd = self.odd_ports().into_iter().filter(|(name, _)| *name == port);
+        odd.map(|(_, odd)| format!("; {odd}")).collect()
+    }
+
+    /// Returns ports with what is strange about their rules.
+    fn odd_ports(&self) -> Vec<(&str, String)> {
         let mut odd = Vec::new();
         let access = self.ports.iter().find_map(|port| match port.rules.vlans {
             Vlans::Access(vid) => Some((&port.name, vid)),
@@ -17,15 +28,17 @@ impl Config {
                 && is_guest
                 && rules.vlans == Vlans::default()
             {
-                odd.push(format!(
-                    "port {name}: it has no vlan, so it is a trunk of all VLANs: what its guest sends with a tag of {vid} reaches {access}. \
+                let text = format!(
+                    "it has no vlan, so it is a trunk of all VLANs: what its guest sends with a tag of {vid} reaches {access}. \
                      Give it a vlan, or a trunk of those that it is to reach; trunk=1-4094 with native=0 says that it is meant"
-                ));
+                );
+                odd.push((name.as_str(), text));
             }
             odd.extend(locked_out(rules).map(|mac| {
-                format!(
-                    "port {name}: static_macs has {mac}, which is not one of its allowed_macs: what comes from there is dropped"
-                )
+                let text = format!(
+                    "static_macs has {mac}, which is not one of its allowed_macs: what comes from there is dropped"
+                );
+                (name.as_str(), text)
             }));
         }
         odd

@@ -101,7 +101,7 @@ fn explain_limits(way: &mut Way, from: Ruled<'_>, to: Ruled<'_>) {
     let of_sender: [(&str, Words); 6] = [
         ("allowed_macs", |name, value| format!("{name} sends only from {value} (allowed_macs)")),
         ("allowed_ips", |name, value| format!("{name} sends only from {value} (allowed_ips)")),
-        ("max_macs", |name, value| format!("at most {value} addresses may be behind {name} (max_macs)")),
+        ("max_macs", |name, value| format!("at most {value} addresses are learned behind {name} (max_macs)")),
         ("rate_in", |name, value| {
             format!("{name} sends at most {value} (rate_in); the rest waits in its ring")
         }),

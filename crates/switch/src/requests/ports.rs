@@ -57,6 +57,7 @@ impl Requests<'_> {
         }
         self.config.ports.push(port);
         tracing::info!(port = name, persistent, "the port is added ({note})");
+        let note = note + &self.remark(&name);
         Ok(PortChange { port: name, done: PortAction::Added, persistent, note })
     }
 
@@ -89,7 +90,11 @@ impl Requests<'_> {
         let (persistent, mut note) = if self.is_in_file(name) {
             self.forget(name, runtime)
         } else {
-            (false, "it is not in a configuration file: if a flag gave it, change that, too".to_owned())
+            (
+                false,
+                "it is not in a configuration file; if a flag of `ringferry run` gave it, change that, too"
+                    .to_owned(),
+            )
         };
         if let Some(tap) = port.kind.lasting_interface() {
             note += &format!("; the interface {tap} stays until you remove it (ip link delete {tap})");
@@ -119,6 +124,15 @@ impl Requests<'_> {
         }
     }
 
+    /// Says what is strange about the rules of a port that was changed, behind a semicolon, and logs it: as a start does.
+    pub(super) fn remark(&self, port: &str) -> String {
+        let odd = self.config.oddities_of(port);
+        if let Some(text) = odd.strip_prefix("; ") {
+            tracing::warn!(port, "{text}");
+        }
+        odd
+    }
+
     /// Makes the switch what its configuration file says now, or says what that would take.
     pub(crate) fn reload(&mut self, dry_run: bool) -> Result<Reload, String> {
         let reloaded = self.read_again(dry_run);
@@ -137,12 +151,18 @@ impl Requests<'_> {
         let mut step = |port: &str, action: PortAction, what: String, result: Result<(), String>| {
             let logged = reload.steps.len() < MAX_LOGGED && !dry_run;
             match &result {
-                Ok(()) if logged => tracing::info!(port, "reload: {}: {what}", action.participle()),
+                Ok(()) if logged => {
+                    tracing::info!(port, "reload: {}: {what}", action.participle());
+                    if let Some(odd) = read.oddities_of(port).strip_prefix("; ") {
+                        tracing::warn!(port, "{odd}");
+                    }
+                }
                 Err(error) if !dry_run => {
                     tracing::warn!(port, "reload: not {}: {error}", action.participle());
                 }
                 _ => {}
             }
+            let what = what + &read.oddities_of(port);
             reload.steps.push(ReloadStep { port: port.to_owned(), action, what, error: result.err() });
         };
         for name in &found.removed {
@@ -219,7 +239,7 @@ impl Requests<'_> {
         if !dry_run {
             let place = |port: &PortConfig| found.order.iter().position(|name| *name == port.name);
             self.config.ports.sort_by_key(place);
-            let names = read.ports.into_iter().map(|port| port.name);
+            let names = read.ports.iter().map(|port| port.name.clone());
             let in_file = names.filter(|name| self.find(name).is_some()).collect();
             if let Some(file) = &mut self.config.file {
                 file.ports = in_file;

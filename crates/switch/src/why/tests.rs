@@ -399,6 +399,13 @@ fn cases() -> Vec<Case> {
             "vm2 is an access port of VLAN 10, and no other port that is up is one: what it sends leaves vm1 with the tag of VLAN 10,",
         ),
         case(
+            "in-all-vlans",
+            Notes,
+            ("vm1", None),
+            || Scene::new([&[], &["vlan=10"], &["vlan=10"]]),
+            "vm1 has no vlan, so its guest is in all of them: what it sends with a tag of 10 reaches vm2.",
+        ),
+        case(
             "would-be-dropped",
             Stops,
             ("vm2", Some("vm1")),

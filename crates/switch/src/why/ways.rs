@@ -7,7 +7,7 @@ use ringferry_control::trace::{Trace, TraceRequest, TraceStep, TraceVerdict};
 use ringferry_control::why::Effect;
 
 use super::{Findings, Known};
-use crate::explain::{self, Abilities};
+use crate::explain::{self, Abilities, Plug};
 use crate::rules::{Rules, Vid, Vlans};
 
 /// Most ports that a sentence names.
@@ -21,6 +21,7 @@ pub(super) fn look_at_all(known: &Known<'_>, port: &PortSnapshot, findings: &mut
     let others: Vec<_> = others.filter(|other| other.up).collect();
     look_at_rules(known, &own, &others, findings);
     look_at_tags(known, &own, &others, findings);
+    look_at_breadth(known, &own, &others, findings);
     let smaller: Vec<_> = others.iter().filter(|other| (1..own.mtu).contains(&other.mtu)).collect();
     let Some(smallest) = smaller.iter().min_by_key(|other| other.mtu) else { return };
     let others = match smaller.len() - 1 {
@@ -121,6 +122,28 @@ fn look_at_tags(known: &Known<'_>, own: &Abilities, others: &[Abilities], findin
             access.name, trunk.name
         ),
         untag(known, vid, &trunk.name),
+    );
+}
+
+/// Says that a guest's port carries all VLANs where others have their own: nothing that is dropped tells it.
+fn look_at_breadth(known: &Known<'_>, own: &Abilities, others: &[Abilities], findings: &mut Findings) {
+    if own.plug == Plug::Tap || (known.rules)(&own.name).vlans != Vlans::default() {
+        return;
+    }
+    let vlan = |other: &Abilities| Some((other.name.clone(), access_vlan(&(known.rules)(&other.name))?));
+    let Some((access, vid)) = others.iter().find_map(vlan).filter(|(_, vid)| *vid != 0) else { return };
+    findings.add(
+        "in-all-vlans",
+        Effect::Notes,
+        90.0,
+        format!(
+            "{} has no vlan, so its guest is in all of them: what it sends with a tag of {vid} reaches {access}.",
+            own.name
+        ),
+        format!(
+            "`ringferry ctl set {} vlan=VID`, or a trunk of those that it is to reach; `trunk=1-4094 native=0` says that it is meant.",
+            own.name
+        ),
     );
 }
 
