@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use ringferry_memory::{DirtyLog, GuestMemory, SharedMem, Words};
 use ringferry_ring::part_bytes;
@@ -239,7 +240,8 @@ impl Rig {
 
     /// Serves the messages that wait and reads the answers; returns false if the session is over.
     fn serve(&mut self) -> bool {
-        let served = self.session.on_readable(&mut self.device).is_ok();
+        let served = self.session.on_readable(&mut self.device).is_ok()
+            && self.session.tick(Instant::now(), &mut self.device).is_ok();
         let (mut bytes, mut fds) = ([0; 4096], Vec::new());
         while self.peer.recv(&mut bytes, &mut fds).is_ok_and(|got| got.bytes > 0) {}
         for (index, ring) in self.session.rings().enumerate() {
