@@ -664,7 +664,8 @@ impl VhostPort {
             if self.device.reset() {
                 self.allowance.take(1, now);
             }
-            self.retry_at = now + RETRY;
+            // Who waits has waited.
+            self.retry_at = if self.waiting.is_some() { now } else { now + RETRY };
             (self.memory_lacks, self.unshared) = (false, false);
             self.quarantine = self.device.unanswered.take().map(|why| why.to_string());
         }
