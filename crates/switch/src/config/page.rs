@@ -70,7 +70,7 @@ fn page() -> String {
             "| key | values | without it | meaning | example |{head}\n|---|---|---|---|---|{line}"
         );
         for ReferenceKey { name, values, without, meaning, example, change } in keys {
-            let cells = [format!("`{name}`"), values, without, meaning.to_owned(), format!("`{example}`")];
+            let cells = [format!("`{name}`"), values, without, meaning, format!("`{example}`")];
             let change = if with_changes { format!(" {change} |") } else { String::new() };
             let _ = writeln!(out, "| {} |{change}", cells.map(|cell| cell.replace('|', "\\|")).join(" | "));
         }

@@ -40,8 +40,8 @@ pub struct ReferenceKey {
     pub values: String,
     /// What holds without the key; code is in backticks.
     pub without: String,
-    /// What the key means, in a sentence or two; code is in backticks.
-    pub meaning: &'static str,
+    /// What the key means, and which other key it needs, in a sentence or two; code is in backticks.
+    pub meaning: String,
     /// A line of a file.
     pub example: String,
     /// When a change of the key comes into force at a port that is open; empty if all keys of the place are alike in this.
@@ -79,7 +79,12 @@ pub(super) fn section(scope: Scope, keys: &[Key]) -> ReferenceSection {
             Unset::Means(meaning) => meaning.to_owned(),
             Unset::Required => "must be given".to_owned(),
         },
-        meaning: key.help,
+        meaning: match key.only_with {
+            Some((with, _)) if !key.help.contains(&format!("`{with}`")) => {
+                format!("{} It needs `{with}`.", key.help)
+            }
+            _ => key.help.to_owned(),
+        },
         example: format!("{} = {}", key.name, key.shape().in_file(key.example)),
         change: match (scope, key.change) {
             (Scope::Top | Scope::Switch | Scope::Rules, _) => "",
