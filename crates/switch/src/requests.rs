@@ -466,6 +466,7 @@ impl Requests<'_> {
             snapshot: &snapshot,
             rules: &|name| self.rules_of(name),
             is_drained: &|name| self.ports.is_retired(name),
+            renewed: &|name| self.ports.renewed(name),
             trace: &|request| self.trace(&snapshot, request),
         })
     }

@@ -18,6 +18,8 @@ mod ways;
 #[cfg(test)]
 mod tests;
 
+use std::time::Duration;
+
 use ringferry_control::snapshot::{PortSnapshot, Rates, Snapshot};
 use ringferry_control::trace::{Trace, TraceRequest};
 use ringferry_control::why::{Diagnosis, Effect, Finding};
@@ -35,6 +37,8 @@ pub(crate) struct Known<'s> {
     pub(crate) rules: &'s dyn Fn(&str) -> Rules,
     /// Returns true for a port that is being drained.
     pub(crate) is_drained: &'s dyn Fn(&str) -> bool,
+    /// Returns the time since a port was opened anew, if what it stands for had been deleted.
+    pub(crate) renewed: &'s dyn Fn(&str) -> Option<Duration>,
     /// Finds out what would become of a frame.
     pub(crate) trace: &'s dyn Fn(&TraceRequest) -> Result<Trace, String>,
 }

@@ -664,6 +664,8 @@ fn a_tap_that_was_renamed_or_moved_is_as_up_as_it_was() {
         // With the namespace its interfaces go.
         switch.until_state("rf0", PortState::Up);
         switch.until("rf0", "is made anew", |port| port.fault.is_none());
+        let why = place.ctl(&["why", "rf0"]);
+        assert!(why.contains("The interface of rf0 (rf0) was deleted and made anew "), "{why}");
         switch.stop();
     });
 }

@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ringferry_control::snapshot::PortSnapshot;
 use ringferry_sys::epoll::Epoll;
@@ -70,6 +70,8 @@ struct Entry {
     config: PortConfig,
     /// True if it is to be removed when it is drained.
     retired: bool,
+    /// When it was opened anew, if what it stands for had been deleted.
+    renewed: Option<Instant>,
     control: Box<dyn PortControl>,
 }
 
@@ -120,7 +122,7 @@ impl PortTable {
         let control =
             plug(&config, &mut Context { workers, epoll, ids, budget, memory, tracks: *tracks, entry })?;
         self.last = entry;
-        self.entries.insert(entry, Entry { config, retired: false, control });
+        self.entries.insert(entry, Entry { config, retired: false, renewed: None, control });
         Ok(entry)
     }
 
@@ -399,6 +401,18 @@ impl PortTable {
     pub(crate) fn is_retired(&self, name: &str) -> bool {
         let has = |entry: &&Entry| entry.control.interfaces().iter().any(|port| port.name == name);
         self.entries.values().find(has).is_some_and(|entry| entry.retired)
+    }
+
+    /// Notes that a port was opened anew, as what it stands for had been deleted.
+    pub(crate) fn set_renewed(&mut self, name: &str) {
+        let entry = self.entries.values_mut().find(|entry| entry.config.name == name);
+        entry.into_iter().for_each(|entry| entry.renewed = Some(Instant::now()));
+    }
+
+    /// Returns the time since a port was opened anew, if it was.
+    pub(crate) fn renewed(&self, name: &str) -> Option<Duration> {
+        let entry = self.entries.values().find(|entry| entry.config.name == name)?;
+        entry.renewed.map(|renewed| renewed.elapsed())
     }
 
     /// The port of this name, if it exists now.

@@ -271,7 +271,9 @@ impl Requests<'_> {
         let plug = self.open(port)?;
         self.ports.remove(&port.name, self.epoll);
         self.release(&port.name);
-        self.begin(port, plug)
+        self.begin(port, plug)?;
+        self.ports.set_renewed(&port.name);
+        Ok(())
     }
 
     /// Makes the socket of a port anew whose file was removed.

@@ -1,5 +1,7 @@
 //! Ports that carry nothing, and why.
 
+use std::time::Duration;
+
 use ringferry_control::snapshot::{
     FdbEntry, FdbLost, FdbRestless, FdbSnapshot, Negotiated, PortSnapshot, PortState, QueueRole,
     QueueSnapshot, SessionEnd,
@@ -149,6 +151,18 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
             } else {
                 "Mend the cause: the switch sees it within a second or two. `ip -details link` shows the interfaces, and `ip monitor link` who changes them."
             },
+        );
+    }
+    if let Some(renewed) = (known.renewed)(name).filter(|renewed| *renewed < RENEWED) {
+        findings.add(
+            "made-anew",
+            Effect::Notes,
+            90.0,
+            format!(
+                "The interface of {name} ({peer}) was deleted and made anew {} s ago: addresses, routes and a bridge that were given to it by hand are gone.",
+                renewed.as_secs()
+            ),
+            "Give them to it again. With `address` and `bridge` at the port the switch does that by itself.",
         );
     }
     look_at_queues(port, findings);
@@ -335,6 +349,9 @@ fn look_at_addresses(known: &Known<'_>, port: &PortSnapshot, findings: &mut Find
         );
     }
 }
+
+/// So long it is told that an interface was made anew.
+const RENEWED: Duration = Duration::from_secs(600);
 
 /// Connections in the window from which on they are no restart of a machine.
 const AGAIN: f64 = 3.0;

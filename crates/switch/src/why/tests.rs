@@ -226,6 +226,7 @@ impl Scene {
             snapshot: &snapshot,
             rules: &of,
             is_drained: &|_| false,
+            renewed: &|_| None,
             trace: &|request| trace::trace(&traced, request),
         };
         why(&known, port, peer).unwrap()
@@ -890,6 +891,7 @@ fn without_rules(snapshot: &Snapshot) -> Known<'_> {
         snapshot,
         rules: &|_| Rules::default(),
         is_drained: &|_| false,
+        renewed: &|_| None,
         trace: &|_| Err("there are no workers".to_owned()),
     }
 }
