@@ -594,6 +594,11 @@ impl Session {
         channel.send_now(header.as_bytes(), &[]).is_ok_and(|sent| sent == size_of::<Header>())
     }
 
+    /// Returns true if the front end has closed the connection, whatever it has sent before and has not been read yet.
+    pub fn has_hung_up(&self) -> bool {
+        self.wire.stream().has_hung_up()
+    }
+
     /// Looks at what no message tells; call it every second or so. A channel that the front end has closed or written to, though nothing is ever
     /// asked on it, is given up: what lies in it may be what keeps the connection open.
     ///

@@ -213,6 +213,46 @@ fn a_front_end_that_leaves_its_own_end_with_the_switch_is_seen_to_go() {
     other.send(b"x", &[stream.as_fd(), other.as_fd()]).unwrap();
     drop((given, other, stream));
     scene.switch.until_state("villain", PortState::Listening);
+    // Unread in connections that wait for the end of the first one, each of which has the one before.
+    let stream = scene.switch.connect("villain");
+    let hello = message(Request::GetFeatures as u32, V1, 0, &[]);
+    stream.send(&hello, &[]).unwrap();
+    assert_eq!(stream.recv(&mut [0; 64], &mut Vec::new()).unwrap().bytes, 20);
+    let mut last = stream;
+    for _ in 0..12 {
+        let next = scene.switch.connect("villain");
+        next.send(&hello, &[last.as_fd(), next.as_fd()]).unwrap();
+        last = next;
+    }
+    drop(last);
+    scene.switch.until_state("villain", PortState::Listening);
+    scene.others_talk();
+    scene.switch.stop();
+}
+
+/// Messages that stop rings are read a few at a time; whoever has sent thousands and is gone is not waited for.
+#[test]
+fn a_front_end_that_is_gone_is_let_go_of_though_its_messages_are_rationed() {
+    let place = Place::new();
+    let mut scene = Scene::new(&place);
+    let mut villain = Raw::plug(scene.switch.connect("villain"));
+    villain.post(8);
+    scene.switch.until_state("villain", PortState::Up);
+    let enable = |on: u32| {
+        let state = [0u32.to_ne_bytes(), on.to_ne_bytes()].concat();
+        message(Request::SetVringEnable as u32, V1, 8, &state)
+    };
+    let toggles = [enable(0), enable(1)].concat().repeat(1500);
+    let stream = villain.connection.frontend().as_fd().try_clone_to_owned().unwrap();
+    let stream = Stream::from_fd(stream).unwrap();
+    let mut sent = 0;
+    eventually("all is sent", || {
+        sent += stream.send(&toggles[sent..], &[]).unwrap_or_default();
+        (sent == toggles.len()).then_some(())
+    });
+    drop((stream, villain));
+    // At twenty in a second they would take longer than is waited here.
+    scene.switch.until_state("villain", PortState::Listening);
     scene.others_talk();
     scene.switch.stop();
 }

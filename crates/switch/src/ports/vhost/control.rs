@@ -13,6 +13,7 @@
 //!             └──────────────────────────── rings stopped, descriptor unwatched ─────────────────────────────┘
 //! ```
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -29,6 +30,7 @@ use ringferry_sys::epoll::Interest;
 use ringferry_sys::socket::{Listener, SocketAccess, Stream};
 use ringferry_sys::usage::ThreadClock;
 use ringferry_sys::watchdog::{HoleWaits, INTERVAL};
+use ringferry_vhost_user::WireError;
 use ringferry_vhost_user::backend::{Counters, Offer, Put, Resources, Session, SessionError};
 use ringferry_vhost_user::message::ProtocolFeatures;
 use ringferry_virtio_net::queue_index;
@@ -66,8 +68,14 @@ const CATCH_UP: Duration = Duration::from_millis(100);
 /// others up to one [interval of the watchdog](ringferry_sys::watchdog::INTERVAL).
 pub(super) const QUARANTINE: Duration = Duration::from_secs(60);
 
-/// Connections behind a session's that are looked at in a second: of those whose other ends have gone, the others wait in the socket.
+/// Connections behind a session's that are looked at in a second: as many as wait in a socket.
 const LOOKS: usize = 16;
+
+/// Most front ends that wait for the end of a session. Others are sent away: what nobody looks at could hold what keeps the session open, its own other end.
+const WAITING: usize = 4;
+
+/// So much of a front end that waits may lie unread: less than it says before it has an answer.
+const UNREAD: usize = 256;
 
 /// Rings that stopped so long ago were stopped for some time.
 const STOPPED: Duration = Duration::from_secs(5);
@@ -128,9 +136,9 @@ pub(super) struct VhostPort {
     accept_failed: bool,
     /// True if the reason for the last failure to connect or accept was logged.
     failure_logged: bool,
-    /// Another front end, which has connected while there is a session and waits for its end. It is accepted so that one that goes is seen to go: whoever
-    /// only looks whether somebody listens, as a second switch does, waits for nothing. When the switch is replaced it is left out, and connects again.
-    waiting: Option<Deferred<Stream>>,
+    /// Other front ends, which have connected while there is a session and wait for its end, in their order. They are accepted so that one that goes is seen to go: whoever
+    /// only looks whether somebody listens, as a second switch does, waits for nothing. When the switch is replaced they are left out, and connect again.
+    waiting: VecDeque<Deferred<Stream>>,
     /// True if that was logged.
     waiting_logged: bool,
     /// Why the switch has ended the last connection, and when, if the port has not been up since.
@@ -317,7 +325,7 @@ impl VhostPort {
             retry_at: Instant::now(),
             accept_failed: false,
             failure_logged: false,
-            waiting: None,
+            waiting: VecDeque::new(),
             end: None,
             stop_logged: false,
             waiting_logged: false,
@@ -483,9 +491,9 @@ impl VhostPort {
     /// Accepts a front end, or connects to it.
     fn connect(&mut self) {
         let stream = match &mut self.endpoint {
-            Endpoint::Listen(listener) => match self.waiting.take() {
-                Some(waiting) if !waiting.has_hung_up() => Ok(Some(waiting.into_inner())),
-                _ => listener.accept(),
+            Endpoint::Listen(listener) => match self.waiting.pop_front() {
+                Some(waiting) => Ok(Some(waiting.into_inner())),
+                None => listener.accept(),
             },
             Endpoint::Once(stream) => Ok(stream.take()),
             Endpoint::Connect(path, privileges) => {
@@ -629,20 +637,20 @@ impl VhostPort {
     /// Finds out whether another front end waits for the end of this session, and logs that once for each session. That front end has connected, and
     /// nothing tells it why it gets no answer.
     fn look_for_waiting(&mut self) {
-        if self.waiting.as_ref().is_some_and(|waiting| waiting.has_hung_up()) {
-            self.waiting = None;
-        }
+        self.waiting.retain(|waiting| may_wait(waiting));
         if let (Some(_), Endpoint::Listen(listener)) = (&self.session, &self.endpoint) {
             for _ in 0..LOOKS {
-                if self.waiting.is_some() || self.resources.closer.is_behind() {
+                if self.resources.closer.is_behind() {
                     break;
                 }
                 let Ok(Some(next)) = listener.accept() else { break };
                 let next = self.resources.closer.defer(next);
-                self.waiting = Some(next).filter(|next| !next.has_hung_up());
+                if self.waiting.len() < WAITING && next.set_nonblocking(true).is_ok() && may_wait(&next) {
+                    self.waiting.push_back(next);
+                }
             }
         }
-        if self.waiting.is_none() || std::mem::replace(&mut self.waiting_logged, true) {
+        if self.waiting.is_empty() || std::mem::replace(&mut self.waiting_logged, true) {
             return;
         }
         if self.device.limit.allows(&self.device.name) {
@@ -665,7 +673,7 @@ impl VhostPort {
                 self.allowance.take(1, now);
             }
             // Who waits has waited.
-            self.retry_at = if self.waiting.is_some() { now } else { now + RETRY };
+            self.retry_at = if self.waiting.is_empty() { now + RETRY } else { now };
             (self.memory_lacks, self.unshared) = (false, false);
             self.quarantine = self.device.unanswered.take().map(|why| why.to_string());
         }
@@ -766,7 +774,9 @@ impl PortControl for VhostPort {
             return self.paused;
         }
         let tries = match self.endpoint {
-            Endpoint::Listen(_) => self.accept_failed || self.quarantine.is_some() || self.waiting.is_some(),
+            Endpoint::Listen(_) => {
+                self.accept_failed || self.quarantine.is_some() || !self.waiting.is_empty()
+            }
             Endpoint::Connect(..) => true,
             Endpoint::Once(ref stream) => stream.is_some(),
         };
@@ -786,6 +796,11 @@ impl PortControl for VhostPort {
     }
 
     fn tick(&mut self, _: &PortConfig, cx: &mut Context<'_>) {
+        // What a front end that has gone has left unread is of no use, and may be read too rarely for another one to wait for that.
+        let is_gone = |session: &Session| self.paused.is_some() && session.has_hung_up();
+        if self.session.as_ref().is_some_and(is_gone) {
+            self.session_failed(&WireError::Disconnected.into());
+        }
         if let Some(Err(error)) =
             self.session.as_mut().map(|session| session.tick(Instant::now(), &mut self.device))
         {
@@ -883,7 +898,7 @@ impl PortControl for VhostPort {
             rules: rules_by_key(&config.rules),
             pairs: Vec::new(),
             rates: Vec::new(),
-            another_waits: self.session.is_some() && self.waiting.is_some(),
+            another_waits: self.session.is_some() && !self.waiting.is_empty(),
             ended: self
                 .end
                 .as_ref()
@@ -1022,6 +1037,18 @@ impl Drop for VhostPort {
         if let Endpoint::Listen(listener) = std::mem::replace(&mut self.endpoint, Endpoint::Once(None)) {
             listener.close_by(&self.resources.closer);
         }
+    }
+}
+
+/// Returns true if a front end may wait for the end of a session: it is there, and has sent no more than the questions that all begin with. Descriptors that lay
+/// unread with it could be what keeps the session open, or the front end itself.
+fn may_wait(stream: &Stream) -> bool {
+    if stream.has_hung_up() {
+        return false;
+    }
+    match stream.peek(&mut [0; UNREAD]) {
+        Ok(unread) => (1..UNREAD).contains(&unread),
+        Err(error) => error.kind() == io::ErrorKind::WouldBlock,
     }
 }
 
