@@ -648,6 +648,26 @@ impl Stream {
         Self::is_one(&fd) && suits().is_ok_and(|suits| suits)
     }
 
+    /// Returns true if `fd` is the other end of a connection by way of the same named socket as this one: perhaps this one's own other end.
+    pub fn has_other_end(&self, fd: impl AsFd) -> bool {
+        let names = |fd: BorrowedFd<'_>| -> io::Result<[std::os::unix::net::SocketAddr; 2]> {
+            let copy = std::os::unix::net::UnixStream::from(fd.try_clone_to_owned()?);
+            Ok([copy.local_addr()?, copy.peer_addr()?])
+        };
+        if !Self::is_one(&fd) {
+            return false;
+        }
+        let (Ok([ours, our_peer]), Ok([theirs, their_peer])) = (names(self.as_fd()), names(fd.as_fd()))
+        else {
+            return false;
+        };
+        // What has a name is the socket that listens, and whatever was accepted there.
+        let is_same = |one: &std::os::unix::net::SocketAddr, other: &std::os::unix::net::SocketAddr| {
+            one.as_pathname().is_some_and(|name| other.as_pathname() == Some(name))
+        };
+        is_same(&ours, &their_peer) || is_same(&our_peer, &theirs)
+    }
+
     /// Receives up to `data.len()` bytes from a peer that has no descriptors to send, and returns their number; 0 if the
     /// peer has closed the connection.
     ///
@@ -849,6 +869,11 @@ mod tests {
         for end in [&connected, &accepted] {
             assert!(Stream::is_one(end) && !Stream::is_of_a_pair(end), "{end:?}");
         }
+        let [ours, theirs] =
+            [&accepted, &connected].map(|end| Stream::from_fd(end.try_clone().unwrap().into()).unwrap());
+        assert!(ours.has_other_end(&connected) && theirs.has_other_end(&accepted));
+        assert!(!ours.has_other_end(&accepted) && !ours.has_other_end(UnixStream::pair().unwrap().0));
+        assert!(!ours.has_other_end(EventFd::new().unwrap()));
         let (one, other) = UnixStream::pair().unwrap();
         assert!(Stream::is_of_a_pair(&one) && Stream::is_of_a_pair(&other));
         assert!(!Stream::is_of_a_pair(UnixDatagram::pair().unwrap().0));

@@ -195,6 +195,10 @@ impl Wire {
             let received = if fds {
                 let mut passed = Vec::new();
                 let received = self.stream.recv(room, &mut passed);
+                for fd in passed.iter().filter(|fd| self.stream.has_other_end(fd)) {
+                    // It would keep the connection open for as long as it is here, which may be until other descriptors are closed.
+                    let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
+                }
                 self.fds.extend(passed.into_iter().map(|fd| self.closer.defer(fd)));
                 received
             } else {

@@ -201,9 +201,11 @@ fn a_front_end_that_leaves_its_own_end_with_the_switch_is_seen_to_go() {
         assert_eq!(stream.recv(&mut answer, &mut Vec::new()).unwrap().bytes, 20);
         u64::from_ne_bytes(answer[12..20].try_into().unwrap())
     };
-    // As the channel of the switch's own requests.
+    // As the channel of the switch's own requests, or of anything else: that ends the connection.
     let stream = scene.switch.connect("villain");
-    assert_eq!(pass(&stream, stream.as_fd()), 1, "refused");
+    stream.send(&[&features[..], &protocol].concat(), &[]).unwrap();
+    stream.send(&channel, &[stream.as_fd()]).unwrap();
+    until_closed(&stream);
     drop(stream);
     scene.switch.until_state("villain", PortState::Listening);
     // Unread in a channel that is one, whose other end lies there, too.

@@ -304,16 +304,26 @@ fn the_front_ends_own_end_keeps_no_connection_open() {
     };
     let mut dev = Recorder::default();
 
-    // As the channel of the back end's requests: refused, as its peer has a name.
+    // In any message, whole or not: it is shut down as it comes, which ends the session.
+    let whole = message(Request::SetVringCall, &[0; 8]);
+    for part in [7, whole.len()] {
+        let (mut session, front) = accept();
+        front.send(&whole[..part], &[front.as_fd()]).unwrap();
+        until("the end is seen", || session.on_readable(&mut Recorder::default()).is_err());
+    }
+
+    // That of another connection by way of the same socket is no channel either, and ends that one.
     let (mut session, front) = accept();
+    let (mut another, kept) = accept();
     let negotiate = [
         message(Request::SetFeatures, &(1u64 << 30).to_ne_bytes()),
         message(Request::SetProtocolFeatures, &ProtocolFeatures::BACKEND_REQ.bits().to_ne_bytes()),
     ];
     front.send(&negotiate.concat(), &[]).unwrap();
-    front.send(&message(Request::SetBackendReqFd, &[]), &[front.as_fd()]).unwrap();
+    front.send(&message(Request::SetBackendReqFd, &[]), &[kept.as_fd()]).unwrap();
     session.on_readable(&mut dev).unwrap();
     assert_eq!(session.counters().rejected, 1);
+    until("the end is seen", || another.on_readable(&mut Recorder::default()).is_err());
     drop(front);
     until("the end is seen", || session.on_readable(&mut Recorder::default()).is_err());
 
@@ -335,11 +345,10 @@ fn the_front_ends_own_end_keeps_no_connection_open() {
         until("the end is seen", || session.on_readable(&mut Recorder::default()).is_err());
     }
 
-    // With half a message: the rest has its time, and no more.
+    // The rest of half a message has its time, and no more.
     let (mut session, front) = accept();
-    front.send(&message(Request::SetVringCall, &[0; 8])[..7], &[front.as_fd()]).unwrap();
+    front.send(&whole[..7], &[]).unwrap();
     session.on_readable(&mut dev).unwrap();
-    drop(front);
     session.tick(begin + Duration::from_secs(20), &mut dev).unwrap();
     let end = session.tick(begin + Duration::from_secs(100), &mut dev).unwrap_err();
     assert!(matches!(end, SessionError::Wire(WireError::RestMissing)), "{end}");
