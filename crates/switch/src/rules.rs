@@ -94,6 +94,14 @@ impl Vlans {
             Vlans::Trunk { native, .. } => *native,
         }
     }
+
+    /// Returns the VLAN of an access port; `None` if it is a trunk.
+    pub fn access(&self) -> Option<Vid> {
+        match self {
+            Vlans::Access(vid) => Some(*vid),
+            Vlans::Trunk { .. } => None,
+        }
+    }
 }
 
 impl Default for Vlans {

@@ -11,6 +11,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::linux::fs::MetadataExt;
 use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -447,6 +448,13 @@ fn unix_address(path: &Path) -> Option<SocketAddrUnix> {
     SocketAddrUnix::new(path).ok()
 }
 
+/// Returns the names of a connected socket and of its peer, whatever a peer has chosen as one.
+fn names(fd: BorrowedFd<'_>) -> io::Result<[SocketAddr; 2]> {
+    // A copy, which is never the last to be closed.
+    let copy = UnixStream::from(fd.try_clone_to_owned()?);
+    Ok([copy.local_addr()?, copy.peer_addr()?])
+}
+
 fn stream_socket(flags: SocketFlags) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | flags;
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
@@ -640,20 +648,12 @@ impl Stream {
     /// Returns true if `fd` [is one](Self::is_one) of a pair (`socketpair`): neither end has a name. A connection to a socket that listens
     /// has one, at the end that was accepted as its own, at the other as its peer's.
     pub fn is_of_a_pair(fd: impl AsFd) -> bool {
-        let suits = || -> io::Result<bool> {
-            // A copy, which is never the last to be closed. The standard library takes whatever name a peer has chosen.
-            let copy = std::os::unix::net::UnixStream::from(fd.as_fd().try_clone_to_owned()?);
-            Ok(copy.local_addr()?.is_unnamed() && copy.peer_addr()?.is_unnamed())
-        };
-        Self::is_one(&fd) && suits().is_ok_and(|suits| suits)
+        let is_unnamed = |names: [SocketAddr; 2]| names.iter().all(SocketAddr::is_unnamed);
+        Self::is_one(&fd) && names(fd.as_fd()).is_ok_and(is_unnamed)
     }
 
     /// Returns true if `fd` is the other end of a connection by way of the same named socket as this one: perhaps this one's own other end.
     pub fn has_other_end(&self, fd: impl AsFd) -> bool {
-        let names = |fd: BorrowedFd<'_>| -> io::Result<[std::os::unix::net::SocketAddr; 2]> {
-            let copy = std::os::unix::net::UnixStream::from(fd.try_clone_to_owned()?);
-            Ok([copy.local_addr()?, copy.peer_addr()?])
-        };
         if !Self::is_one(&fd) {
             return false;
         }
@@ -662,7 +662,7 @@ impl Stream {
             return false;
         };
         // What has a name is the socket that listens, and whatever was accepted there.
-        let is_same = |one: &std::os::unix::net::SocketAddr, other: &std::os::unix::net::SocketAddr| {
+        let is_same = |one: &SocketAddr, other: &SocketAddr| {
             one.as_pathname().is_some_and(|name| other.as_pathname() == Some(name))
         };
         is_same(&ours, &their_peer) || is_same(&our_peer, &theirs)
@@ -854,7 +854,7 @@ fn takes(
 mod tests {
     use super::*;
     use crate::testing::may;
-    use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+    use std::os::unix::net::{UnixDatagram, UnixListener};
 
     fn fd_count() -> usize {
         std::fs::read_dir("/proc/self/fd").unwrap().count()

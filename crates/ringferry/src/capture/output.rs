@@ -195,12 +195,14 @@ impl Output {
                 Err(error) => failed = Some(error),
             }
         }
-        let fitted = whole_blocks(blocks, (blocks.len() - left.len()) as u64);
-        self.written += fitted as u64;
         match failed {
-            None => Ok(true),
+            None => {
+                self.written += blocks.len() as u64;
+                Ok(true)
+            }
             Some(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
             Some(error) => {
+                self.written += whole_blocks(blocks, (blocks.len() - left.len()) as u64) as u64;
                 if let Some(start) = self.start {
                     let _ = self.file.set_len(start + self.written);
                 }

@@ -164,7 +164,7 @@ fn a_socket_that_was_removed_is_made_anew_by_a_reload_and_whoever_is_connected_s
     }
 }
 
-/// What a start and `run --check` remark on, a change of the running switch is told, too: a guest without a VLAN beside guests with one is in all of them.
+/// A change of the running switch is remarked on as a start and `run --check` do: a guest without a VLAN beside guests with one is in all of them.
 #[test]
 fn a_port_that_would_be_in_the_vlans_of_others_is_remarked_on_by_whatever_makes_it() {
     let place = Place::new();

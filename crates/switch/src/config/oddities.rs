@@ -6,41 +6,36 @@ use crate::rules::{Rules, Vlans};
 impl Config {
     /// Says what is strange about the rules of ports, in a sentence each, for people.
     pub fn oddities(&self) -> Vec<String> {
-        self.odd_ports().into_iter().map(|(port, odd)| format!("port {port}: {odd}")).collect()
+        let odd = |port| self.odd(port).into_iter().map(move |odd| format!("port {}: {odd}", port.name));
+        self.ports.iter().flat_map(odd).collect()
     }
 
     /// Says what is strange about the rules of one port, each behind a semicolon.
-    pub(crate) fn oddities_of(&self, port: &str) -> String {
-        let odd = self.odd_ports().into_iter().filter(|(name, _)| *name == port);
-        odd.map(|(_, odd)| format!("; {odd}")).collect()
+    pub(crate) fn oddities_of(&self, name: &str) -> String {
+        let port = self.ports.iter().find(|port| port.name == name);
+        port.into_iter().flat_map(|port| self.odd(port)).map(|odd| format!("; {odd}")).collect()
     }
 
-    /// Returns ports with what is strange about their rules.
-    fn odd_ports(&self) -> Vec<(&str, String)> {
+    /// Returns what is strange about the rules of a port beside those of the others.
+    fn odd(&self, port: &PortConfig) -> Vec<String> {
+        let PortConfig { kind, rules, .. } = port;
         let mut odd = Vec::new();
-        let access = self.ports.iter().find_map(|port| match port.rules.vlans {
-            Vlans::Access(vid) => Some((&port.name, vid)),
-            Vlans::Trunk { .. } => None,
-        });
-        for PortConfig { name, kind, rules, .. } in &self.ports {
-            let is_guest = !matches!(kind, PortKind::Tap(_));
-            if let Some((access, vid)) = access
-                && is_guest
-                && rules.vlans == Vlans::default()
-            {
-                let text = format!(
-                    "it has no vlan, so it is a trunk of all VLANs: what its guest sends with a tag of {vid} reaches {access}. \
-                     Give it a vlan, or a trunk of those that it is to reach; trunk=1-4094 with native=0 says that it is meant"
-                );
-                odd.push((name.as_str(), text));
-            }
-            odd.extend(locked_out(rules).map(|mac| {
-                let text = format!(
-                    "static_macs has {mac}, which is not one of its allowed_macs: what comes from there is dropped"
-                );
-                (name.as_str(), text)
-            }));
+        let is_guest = !matches!(kind, PortKind::Tap(_));
+        let access = self.ports.iter().find_map(|port| Some((&port.name, port.rules.vlans.access()?)));
+        if let Some((access, vid)) = access
+            && is_guest
+            && rules.vlans == Vlans::default()
+        {
+            odd.push(format!(
+                "it has no vlan, so it is a trunk of all VLANs: what its guest sends with a tag of {vid} reaches {access}. \
+                 Give it a vlan, or a trunk of those that it is to reach; trunk=1-4094 with native=0 says that it is meant"
+            ));
         }
+        odd.extend(locked_out(rules).map(|mac| {
+            format!(
+                "static_macs has {mac}, which is not one of its allowed_macs: what comes from there is dropped"
+            )
+        }));
         odd
     }
 }

@@ -40,7 +40,7 @@ pub struct ReferenceKey {
     pub values: String,
     /// What holds without the key; code is in backticks.
     pub without: String,
-    /// What the key means, and which other key it needs, in a sentence or two; code is in backticks.
+    /// The meaning of the key, and the other key that it needs, in a sentence or two; code is in backticks.
     pub meaning: String,
     /// A line of a file.
     pub example: String,

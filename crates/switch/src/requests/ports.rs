@@ -150,10 +150,11 @@ impl Requests<'_> {
         let mut reload = Reload { file: shown, dry_run, restart: found.restart, ..Reload::default() };
         let mut step = |port: &str, action: PortAction, what: String, result: Result<(), String>| {
             let logged = reload.steps.len() < MAX_LOGGED && !dry_run;
+            let odd = read.oddities_of(port);
             match &result {
                 Ok(()) if logged => {
                     tracing::info!(port, "reload: {}: {what}", action.participle());
-                    if let Some(odd) = read.oddities_of(port).strip_prefix("; ") {
+                    if let Some(odd) = odd.strip_prefix("; ") {
                         tracing::warn!(port, "{odd}");
                     }
                 }
@@ -162,7 +163,7 @@ impl Requests<'_> {
                 }
                 _ => {}
             }
-            let what = what + &read.oddities_of(port);
+            let what = what + &odd;
             reload.steps.push(ReloadStep { port: port.to_owned(), action, what, error: result.err() });
         };
         for name in &found.removed {

@@ -248,12 +248,15 @@ fn look_at_floods(port: &PortSnapshot, rates: &Rates, findings: &mut Findings) {
     );
 }
 
+/// Returns those of these limits that the port has, as they are set; empty if it has none.
+pub(super) fn limits(port: &PortSnapshot, keys: &[&str]) -> String {
+    let set = keys.iter().filter_map(|key| Some(format!("{key}={}", port.rules.get(*key)?.as_str()?)));
+    set.collect::<Vec<_>>().join(", ")
+}
+
 /// Limits of the port that are reached.
 fn look_at_limits(known: &Known<'_>, port: &PortSnapshot, rates: &Rates, findings: &mut Findings) {
-    let rule = |keys: &[&str]| {
-        let set = keys.iter().filter_map(|key| Some(format!("{key}={}", port.rules.get(*key)?.as_str()?)));
-        set.collect::<Vec<_>>().join(", ")
-    };
+    let rule = |keys: &[&str]| limits(port, keys);
     let (name, paused) = (&port.name, rates.percent_of_time("rx_paused_microseconds"));
     // A limit that was taken away holds nobody back.
     let rate_out = rule(&["rate_out", "rate_out_packets"]);

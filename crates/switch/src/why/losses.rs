@@ -115,13 +115,11 @@ fn remedy(known: &Known<'_>, reason: DropReason, port: &PortSnapshot) -> String 
             format!("{bound}{}{ring}", reason.remedy())
         }
         (DropReason::RateOut, _) => {
-            let limits = ["rate_out", "rate_out_packets"].into_iter();
-            let limits = limits.filter_map(|key| Some(format!("{key}={}", port.rules.get(key)?.as_str()?)));
-            let limits: Vec<_> = limits.collect();
-            if limits.is_empty() {
-                return reason.remedy_at(&port.name);
+            let remedy = reason.remedy_at(&port.name);
+            match load::limits(port, &["rate_out", "rate_out_packets"]) {
+                limits if limits.is_empty() => remedy,
+                limits => format!("{} is at its limit, {limits}. {remedy}", port.name),
             }
-            format!("{} is at its limit, {}. {}", port.name, limits.join(", "), reason.remedy_at(&port.name))
         }
         _ => reason.remedy_at(&port.name),
     }

@@ -77,14 +77,6 @@ pub(super) fn are_apart(known: &Known<'_>, from: &Abilities, to: &Abilities) -> 
     way.notes.iter().any(|note| note.starts_with(explain::NOTHING_PASSES))
 }
 
-/// The VLAN of an access port, if there is one.
-fn access_vlan(rules: &Rules) -> Option<Vid> {
-    match rules.vlans {
-        Vlans::Access(vid) => Some(vid),
-        Vlans::Trunk { .. } => None,
-    }
-}
-
 /// What to do where frames of an access port in VLAN `vid` reach `trunk` with a tag only.
 fn untag(known: &Known<'_>, vid: Vid, trunk: &str) -> String {
     let port = known.snapshot.ports.iter().find(|port| port.name == trunk);
@@ -99,7 +91,7 @@ fn untag(known: &Known<'_>, vid: Vid, trunk: &str) -> String {
 /// that passes there is delivered and nothing dropped, so no counter tells it.
 fn look_at_tags(known: &Known<'_>, own: &Abilities, others: &[Abilities], findings: &mut Findings) {
     let all = || others.iter().chain([own]);
-    let vlan = |port: &Abilities| access_vlan(&(known.rules)(&port.name));
+    let vlan = |port: &Abilities| (known.rules)(&port.name).vlans.access();
     let is_plain = |port: &Abilities| {
         matches!((known.rules)(&port.name).vlans, Vlans::Trunk { allowed: None, native: Some(_) })
     };
@@ -130,7 +122,7 @@ fn look_at_breadth(known: &Known<'_>, own: &Abilities, others: &[Abilities], fin
     if own.plug == Plug::Tap || (known.rules)(&own.name).vlans != Vlans::default() {
         return;
     }
-    let vlan = |other: &Abilities| Some((other.name.clone(), access_vlan(&(known.rules)(&other.name))?));
+    let vlan = |other: &Abilities| Some((other.name.clone(), (known.rules)(&other.name).vlans.access()?));
     let Some((access, vid)) = others.iter().find_map(vlan).filter(|(_, vid)| *vid != 0) else { return };
     findings.add(
         "in-all-vlans",
@@ -246,7 +238,7 @@ fn look_at_frames(
             Some(vlan) => (format!("with a tag of VLAN {vlan}"), format!(" --vlan {vlan}")),
             None => ("without a tag".to_owned(), String::new()),
         };
-        let remedy = match (reason, vlan, access_vlan(takes)) {
+        let remedy = match (reason, vlan, takes.vlans.access()) {
             (DropReason::Vlan, None, Some(vid)) if usual => untag(known, vid, from),
             _ => reason.remedy_at(from),
         };

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 /// The events that are asked for: instructions, conditional branches, indirect ones.
 const EVENTS: [&str; 3] = ["Ir", "Bc", "Bi"];
 
-/// What calls of a function have cost, with all that they called.
+/// The cost of the calls of a function, with all that they called.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Cost {
     pub calls: u64,
@@ -57,7 +57,7 @@ fn learn<'a, 't>(names: &'a mut HashMap<&'t str, &'t str>, function: &'t str) ->
     names.get(id).copied()
 }
 
-/// Whether a path such as `lab::costs::poll` names that function. Behind it may be a hash of the compiler's.
+/// Returns true if a path such as `lab::costs::poll` names that function. Behind it may be a hash of the compiler's.
 fn is_named(path: &str, function: &str) -> bool {
     path.split("::").any(|part| part == function)
 }

@@ -35,7 +35,7 @@ const ROUNDS: usize = 128;
 /// Bytes of the frames: the smallest, and the largest of a common Ethernet.
 const SIZES: [usize; 2] = [64, 1518];
 
-/// What is counted in one process: all stages for rings of a kind and frames of a size.
+/// The subject of one process: all stages for rings of a kind and frames of a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Case {
     packed: bool,
