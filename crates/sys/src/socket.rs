@@ -316,7 +316,7 @@ impl Listener {
     /// stays readable, so the caller must stop polling it for a while, or its event loop spins.
     pub fn accept(&self) -> io::Result<Option<Stream>> {
         match rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC) {
-            Ok(fd) => Ok(Some(Stream(fd))),
+            Ok(fd) => Ok(Some(Stream::of(fd)?)),
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
             Err(e) => Err(e.into()),
         }
@@ -492,6 +492,14 @@ pub struct PeerCredentials {
 pub struct Stream(OwnedFd);
 
 impl Stream {
+    /// Takes a socket of which nothing was received yet. A byte that is sent out of band (`MSG_OOB`), with the descriptors that go with it, is
+    /// to arrive as any other: left out of band, it is looked at by nobody, keeps what it has open for as long as the connection lasts, and is
+    /// closed by the thread that happens to receive what follows.
+    fn of(fd: OwnedFd) -> io::Result<Stream> {
+        sockopt::set_socket_oobinline(&fd, true)?;
+        Ok(Stream(fd))
+    }
+
     /// Connects to the listener at `path`. It never blocks: a listener whose queue is full is an error, and the
     /// caller may try again later, as for one that is not there.
     ///
@@ -503,7 +511,7 @@ impl Stream {
         let address = unix_address(path.as_ref()).ok_or_else(|| {
             io::Error::new(io::ErrorKind::InvalidInput, format!("a socket path has 1 to {MAX_PATH} bytes"))
         })?;
-        let stream = Stream(stream_socket(SocketFlags::NONBLOCK)?);
+        let stream = Stream::of(stream_socket(SocketFlags::NONBLOCK)?)?;
         rustix::net::connect(&stream.0, &address)?;
         stream.set_nonblocking(false)?;
         Ok(stream)
@@ -536,7 +544,7 @@ impl Stream {
             let text = "the descriptor is not a connected Unix stream socket";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        Ok(Stream(fd))
+        Stream::of(fd)
     }
 
     /// Creates a new connection and returns both ends.
@@ -546,7 +554,7 @@ impl Stream {
     pub fn pair() -> io::Result<(Stream, Stream)> {
         let (a, b) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        Ok((Stream(a), Stream(b)))
+        Ok((Stream::of(a)?, Stream::of(b)?))
     }
 
     /// Makes sending and receiving fail with `WouldBlock` instead of blocking, or block again.
@@ -610,6 +618,14 @@ impl Stream {
         }
         fds_lost |= fds.len() - before > MAX_FDS;
         Ok(Received { bytes: message.bytes, fds_lost })
+    }
+
+    /// Returns the number of bytes that can be received, of which [`peek`](Self::peek) shows those up to the first that was sent out of band.
+    ///
+    /// # Errors
+    /// None that a peer can cause.
+    pub fn unread(&self) -> io::Result<u64> {
+        Ok(rustix::io::ioctl_fionread(&self.0)?)
     }
 
     /// Returns true if the peer has received all that was sent, and the descriptors with it, or has closed its last copy of the other end.
@@ -993,6 +1009,34 @@ mod tests {
         let me = server.peer_credentials().unwrap();
         assert_eq!(me.pid, Some(std::process::id()));
         assert_eq!(me.uid, rustix::process::geteuid().as_raw());
+    }
+
+    /// Left out of band, a byte is passed over by a look, and freed with its descriptors by the next read.
+    #[test]
+    fn l_descriptors_that_are_sent_out_of_band_arrive_as_others_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = Listener::bind(dir.path().join("socket")).unwrap();
+        let client = Stream::connect(dir.path().join("socket")).unwrap();
+        let accepted = listener.accept().unwrap().unwrap();
+        let inherited = Stream::from_fd(OwnedFd::from(Stream::pair().unwrap().0)).unwrap();
+        for end in [&accepted, &client, &inherited] {
+            assert!(sockopt::socket_oobinline(end).unwrap());
+        }
+        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
+        if let Err(error) = client.send_with(b"o", &[writer.as_fd()], SendFlags::OOB) {
+            return eprintln!("not tried: this kernel sends nothing out of band on Unix sockets ({error})");
+        }
+        drop(writer);
+        assert!(accepted.peek(&mut [0; 8]).is_err(), "a look finds it");
+        let mut fds = Vec::new();
+        let received = accepted.recv(&mut [0; 8], &mut fds).unwrap();
+        assert_eq!((received.bytes, received.fds_lost, fds.len()), (1, false, 1));
+        assert_eq!(rustix::io::read(&reader, &mut [0; 1]), Err(Errno::AGAIN), "it is open");
+        // A look ends before a byte that was sent out of band.
+        client.send(b"more", &[]).unwrap();
+        client.send_with(b"o", &[], SendFlags::OOB).unwrap();
+        assert_eq!(accepted.peek(&mut [0; 8]).unwrap(), 4);
+        assert_eq!(accepted.unread().unwrap(), 5);
     }
 
     #[test]

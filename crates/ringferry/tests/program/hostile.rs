@@ -1,6 +1,8 @@
 //! Front ends and guests that break every rule: only their own queue or connection suffers, it is
 //! counted and said once, and they can begin anew.
 
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,6 +24,8 @@ use ringferry_vhost_user::message::{MAX_PAYLOAD, Request};
 use ringferry_vhost_user::{FrontendError, ProtocolFeatures};
 use ringferry_virtio_net::Features;
 use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 /// Address of the guest that breaks the rules.
 const VILLAIN: Mac = mac(9);
@@ -228,8 +232,28 @@ fn a_front_end_that_leaves_its_own_end_with_the_switch_is_seen_to_go() {
     }
     drop(last);
     scene.switch.until_state("villain", PortState::Listening);
+    // Likewise, but sent out of band: behind nothing, and behind what may wait.
+    for before in [0, hello.len()] {
+        let stream = scene.switch.connect("villain");
+        stream.send(&hello, &[]).unwrap();
+        assert_eq!(stream.recv(&mut [0; 64], &mut Vec::new()).unwrap().bytes, 20);
+        let waits = scene.switch.connect("villain");
+        let _ = waits.send(&hello[..before], &[]);
+        send_out_of_band(&waits, &[stream.as_fd(), waits.as_fd()]);
+        drop((stream, waits));
+        scene.switch.until_state("villain", PortState::Listening);
+    }
     scene.others_talk();
     scene.switch.stop();
+}
+
+/// Sends a byte with descriptors in a way that other bytes are not sent in, where the kernel has it for Unix sockets.
+fn send_out_of_band(stream: &Stream, fds: &[BorrowedFd<'_>]) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+    let sent = rustix::net::sendmsg(stream, &[IoSlice::new(b"o")], &mut control, SendFlags::OOB);
+    assert!(matches!(sent, Ok(1) | Err(Errno::OPNOTSUPP)), "{sent:?}");
 }
 
 /// Messages that stop rings are read a few at a time; whoever has sent thousands and is gone is not waited for.

@@ -1046,8 +1046,10 @@ fn may_wait(stream: &Stream) -> bool {
     if stream.has_hung_up() {
         return false;
     }
+    let Ok(unread) = stream.unread() else { return false };
     match stream.peek(&mut [0; UNREAD]) {
-        Ok(unread) => (1..UNREAD).contains(&unread),
+        // A byte that was sent out of band hides what is behind it.
+        Ok(seen) => (1..UNREAD).contains(&seen) && seen as u64 >= unread,
         Err(error) => error.kind() == io::ErrorKind::WouldBlock,
     }
 }
