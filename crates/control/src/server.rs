@@ -6,7 +6,7 @@
 //!
 //! Clients are limited in number ([`MAX_CLIENTS`]), in the length of a line ([`MAX_REQUEST`]) and in the time they may stay silent
 //! ([`MAX_SILENCE`]); each call of `serve` handles one request per client. Who may connect is decided by the permissions of the
-//! socket file and by nothing else.
+//! socket file and by nothing else. What a client has passed is closed on a thread of its own, where waiting harms nobody.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,6 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
+use ringferry_sys::closer::{Closer, Deferred};
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::socket::{BindError, Listener, Stream};
 
@@ -57,6 +58,8 @@ pub struct ControlServer {
     next_token: u64,
     /// The connection of a client that was told to [take over](Answer::Replacing).
     successor: Option<Stream>,
+    /// Closes connections, with what lies unread in them.
+    closer: Closer,
 }
 
 /// Token of the listener; clients count from there.
@@ -94,6 +97,7 @@ impl ControlServer {
             clients: BTreeMap::new(),
             next_token: LISTENER + 1,
             successor: None,
+            closer: Closer::new(),
         })
     }
 
@@ -186,6 +190,11 @@ impl ControlServer {
     fn accept(&mut self) {
         // As many as there is room for; more wait for the next turn.
         for _ in 0..MAX_CLIENTS {
+            if self.closer.is_behind() {
+                // Clients that pass what cannot be closed have nobody connect, and take no memory. The next tick looks again.
+                self.listening = self.epoll.remove(&self.listener).is_err();
+                return;
+            }
             let stream = match self.listener.accept() {
                 Ok(Some(stream)) => stream,
                 Ok(None) => return,
@@ -205,20 +214,21 @@ impl ControlServer {
                 self.drop_client(token);
             }
             let token = self.next_token;
+            let stream = self.closer.defer(stream);
             let added = stream
                 .set_nonblocking(true)
-                .and_then(|()| self.epoll.add(&stream, token, Interest::READABLE));
+                .and_then(|()| self.epoll.add(&*stream, token, Interest::READABLE));
             if added.is_ok() {
                 self.next_token += 1;
-                self.clients.insert(token, Client::new(stream));
+                self.clients.insert(token, Client::new(stream, self.closer.clone()));
             }
         }
     }
 
     fn part_with(&mut self, token: u64) {
         if let Some(client) = self.clients.remove(&token) {
-            let _ = self.epoll.remove(&client.stream);
-            self.successor = Some(client.stream);
+            let _ = self.epoll.remove(&*client.stream);
+            self.successor = Some(client.stream.into_inner());
         }
     }
 
@@ -226,7 +236,7 @@ impl ControlServer {
         if let Some(client) = self.clients.remove(&token) {
             // Closing takes the stream out of the set; this is for a client that passed the stream on to
             // another process.
-            let _ = self.epoll.remove(&client.stream);
+            let _ = self.epoll.remove(&*client.stream);
         }
     }
 }
@@ -255,7 +265,8 @@ impl Ticket {
 /// One connection: bytes of requests come in, bytes of at most one answer go out.
 #[derive(Debug)]
 struct Client {
-    stream: Stream,
+    stream: Deferred<Stream>,
+    closer: Closer,
     /// What was received and not yet handled: less than [`MAX_REQUEST`] and one read.
     input: Vec<u8>,
     /// The answer under way, from `sent` on still to be sent.
@@ -276,9 +287,10 @@ struct Client {
 }
 
 impl Client {
-    fn new(stream: Stream) -> Client {
+    fn new(stream: Deferred<Stream>, closer: Closer) -> Client {
         Client {
             stream,
+            closer,
             input: Vec::new(),
             output: Vec::new(),
             sent: 0,
@@ -330,9 +342,14 @@ impl Client {
     }
 
     fn receive(&mut self) -> io::Result<()> {
-        let mut piece = [0; 4096];
-        // Descriptors sent along are closed here, unasked for as they are.
-        match self.stream.recv(&mut piece, &mut Vec::new()) {
+        let (mut piece, mut passed) = ([0; 4096], Vec::new());
+        let received = self.stream.recv(&mut piece, &mut passed);
+        if !passed.is_empty() {
+            // Nobody asks for any. Whoever passes one is not served, and passes no more.
+            passed.into_iter().for_each(|fd| self.closer.close(fd));
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        match received {
             Ok(received) if received.bytes == 0 => Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(received) => {
                 self.silence = 0;
@@ -382,7 +399,7 @@ impl Client {
             false => Interest::READABLE,
         };
         if wanted != self.watched {
-            epoll.modify(&self.stream, token, wanted)?;
+            epoll.modify(&*self.stream, token, wanted)?;
             self.watched = wanted;
         }
         Ok(())

@@ -1,6 +1,8 @@
 //! The server against clients of every kind, and [`call`](crate::call) against servers of every kind.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -303,4 +305,37 @@ fn an_answer_may_come_later_and_others_are_answered_before() {
     assert_eq!(next(), "{\"error\":\"first\"}\n");
     fixture.settle();
     assert!(next().contains("\"show\""));
+}
+
+/// A TCP socket whose close waits for its peer, which is returned.
+fn lingering() -> (OwnedFd, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    rustix::net::sockopt::set_socket_linger(&ours, Some(Duration::from_secs(600))).unwrap();
+    ours.set_nonblocking(true).unwrap();
+    while ours.write(&[0; 65536]).is_ok() {}
+    (ours.into(), peer)
+}
+
+#[test]
+fn d1_what_a_client_passes_and_whose_close_waits_keeps_no_other_client() {
+    let mut fixture = fixture();
+    for unread in [false, true] {
+        let (socket, _peer) = lingering();
+        let hostile = Stream::connect(&fixture.path).unwrap();
+        if unread {
+            // What comes behind a request that is answered first is not received before the client goes.
+            hostile.send(b"{\"command\":\"show\"}\n", &[]).unwrap();
+            hostile.send(b"x", &[socket.as_fd()]).unwrap();
+        } else {
+            hostile.send(b"{", &[socket.as_fd()]).unwrap();
+        }
+        drop(socket);
+        fixture.settle();
+        drop(hostile);
+        fixture.settle();
+        let answer = fixture.serve_while(|path| call(path, &Request::Show { addresses: None }));
+        assert!(answer.is_ok());
+    }
 }
