@@ -25,7 +25,7 @@ mod requests;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ringferry_memory::words::Area;
@@ -68,6 +68,11 @@ const TURN: Duration = Duration::from_millis(1);
 
 /// Most descriptors that front ends of a port may leave unread in their sockets. An ordinary one reads each answer before it asks again.
 const MAX_GIVEN: usize = 8;
+
+/// Most descriptors that front ends of a port are given at once, and how often there may be one more: what they keep of them is this process's memory, some
+/// kilobyte each, for as long as they keep it. A front end asks once for each start of its machine.
+const GIVEN_BURST: u32 = 32;
+const GIVEN_EVERY: Duration = Duration::from_secs(60);
 
 /// Most warnings that the sessions of a port may log per [`WARN_INTERVAL`]; the rest is counted.
 const WARN_BURST: u32 = 8;
@@ -922,28 +927,51 @@ impl Warnings {
     }
 }
 
-/// Counts the descriptors that front ends were sent and may not have received. Clones share it.
+/// Counts the descriptors that front ends were sent, and those that they may not have received. Clones share it.
 ///
-/// The kernel counts such descriptors for the user of the sender, and passes none of any process of that user when there are too many. A front end that
-/// reads no answers leaves them in its socket, also when it has connected again.
+/// The kernel counts what was not received for the user of the sender, and passes none of any process of that user when there are too many. A front end that
+/// reads no answers leaves them in its socket, also when it has connected again. What was received stays this process's memory.
 #[derive(Clone, Debug, Default)]
-pub struct Given(Arc<Mutex<Vec<Arc<Deferred<Stream>>>>>);
+pub struct Given(Arc<Mutex<GivenState>>);
+
+#[derive(Debug, Default)]
+struct GivenState {
+    unread: Vec<Arc<Deferred<Stream>>>,
+    /// How many more than [`GIVEN_EVERY`] allows, as of `since`.
+    ahead: u32,
+    since: Option<Instant>,
+}
 
 impl Given {
-    /// Returns true if one more may be sent, on `stream`, and counts it.
-    fn admits(&self, stream: &Arc<Deferred<Stream>>) -> bool {
+    /// Counts one more, which is about to be sent on `stream`.
+    ///
+    /// # Errors
+    /// It may not be sent, for this reason.
+    fn admit(&self, stream: &Arc<Deferred<Stream>>, now: Instant) -> Result<(), &'static str> {
         self.settle();
-        let mut unread = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let admitted = unread.len() < MAX_GIVEN;
-        if admitted {
-            unread.push(Arc::clone(stream));
+        let mut state = self.lock();
+        if state.unread.len() >= MAX_GIVEN {
+            return Err("the front end leaves those that it was given unread");
         }
-        admitted
+        let since = *state.since.get_or_insert(now);
+        let whole = now.saturating_duration_since(since).as_secs() / GIVEN_EVERY.as_secs();
+        state.ahead = state.ahead.saturating_sub(u32::try_from(whole).unwrap_or(u32::MAX));
+        state.since = since.checked_add(GIVEN_EVERY.saturating_mul(u32::try_from(whole).unwrap_or(u32::MAX)));
+        if state.ahead >= GIVEN_BURST {
+            return Err("the front end was given too many of late");
+        }
+        state.ahead += 1;
+        state.unread.push(Arc::clone(stream));
+        Ok(())
     }
 
     /// Forgets what has been received.
     fn settle(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|stream| !stream.is_drained());
+        self.lock().unread.retain(|stream| !stream.is_drained());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, GivenState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -977,6 +1005,25 @@ const _: () = assert!(MAX_FDS <= MAX_MEM_SLOTS);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Each is memory of this process's for as long as a front end keeps it, also one that has long gone.
+    #[test]
+    fn cve_2020_10726_a_port_gives_few_in_flight_regions_however_often_it_is_asked() {
+        let (given, begin) = (Given::default(), Instant::now());
+        let admitted = |minutes: u64| {
+            (0..10_000)
+                .filter(|_| {
+                    // All are received at once.
+                    let (_peer, socket) = Stream::pair().unwrap();
+                    let stream = Arc::new(Closer::inline().defer(socket));
+                    given.admit(&stream, begin + Duration::from_secs(minutes * 60)).is_ok()
+                })
+                .count()
+        };
+        assert_eq!(admitted(0), GIVEN_BURST as usize);
+        assert_eq!([admitted(1), admitted(1), admitted(3)], [1, 0, 2]);
+        assert_eq!(admitted(1000), GIVEN_BURST as usize);
+    }
 
     #[test]
     fn h5_warnings_do_not_start_anew_with_each_connection() {

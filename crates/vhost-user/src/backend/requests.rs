@@ -8,6 +8,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use ringferry_memory::{GuestMemory, Region, RegionSpec};
 use ringferry_sys::closer::Deferred;
@@ -464,16 +465,14 @@ impl Session {
         Ok(())
     }
 
-    /// Creates an in-flight region and hands it to the front end. The session keeps nothing of it,
-    /// so repeated requests cost no memory (CVE-2020-10726).
+    /// Creates an in-flight region and hands it to the front end. The session keeps nothing of it (CVE-2020-10726), and few are made, since what the
+    /// front end keeps is this process's memory all the same.
     fn get_inflight_fd(&mut self, payload: &[u8]) -> Result<Answer, Refusal> {
         let InflightDescription { num_queues, queue_size, .. } = self.inflight_description(payload)?;
         // Before features are negotiated the region is large enough for either layout.
-        let made = if self.given.admits(self.wire.stream()) {
-            inflight::create(num_queues, queue_size, self.packed().unwrap_or(true))
-        } else {
-            Err(io::Error::other("the front end leaves those that it was given unread"))
-        };
+        let admitted = self.given.admit(self.wire.stream(), Instant::now()).map_err(io::Error::other);
+        let layout = self.packed().unwrap_or(true);
+        let made = admitted.and_then(|()| inflight::create(num_queues, queue_size, layout));
         // The reply has the length of the request, with or without padding.
         let bytes = |description: &InflightDescription| description.as_bytes()[..payload.len()].to_vec();
         Ok(match made {

@@ -102,7 +102,8 @@ fn cve_2020_10726_repeated_get_inflight_fd_leaks_nothing() {
         rig.serve().unwrap();
         given.extend(rig.reply_with_fds().unwrap().2);
     }
-    assert_eq!(given.len(), 100);
+    // What a front end keeps of them is the back end's memory, so it is given few.
+    assert_eq!(given.len(), 32);
     // The session has kept none of them, and gives up each it is told to use for the next.
     for file in &given {
         assert_eq!(copies_of(file), 1);
