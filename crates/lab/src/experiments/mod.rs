@@ -15,6 +15,7 @@ pub mod ring;
 pub mod rxbuf;
 mod shared;
 pub mod switch;
+mod taps;
 pub mod tenants;
 pub mod txmap;
 mod valgrind;

@@ -33,6 +33,36 @@ impl fmt::Display for Event {
     }
 }
 
+/// Who the partner of each guest is, at the other end of its flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Partner {
+    /// Another guest.
+    Guest,
+    /// The kernel, behind a tap of the switch's.
+    Tap,
+    /// The kernel, behind a tap of `ringferry guest`.
+    Program,
+}
+
+impl Partner {
+    pub(super) const ALL: [Partner; 3] = [Partner::Guest, Partner::Tap, Partner::Program];
+
+    /// Returns true if it takes a network namespace, with taps in it.
+    pub(super) fn needs_network(self) -> bool {
+        self != Partner::Guest
+    }
+}
+
+impl fmt::Display for Partner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Partner::Guest => "guest",
+            Partner::Tap => "tap",
+            Partner::Program => "ringferry-guest",
+        })
+    }
+}
+
 /// The guests' rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Layout {
@@ -117,23 +147,28 @@ impl fmt::Display for Figure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Case {
     pub event: Event,
+    pub partner: Partner,
     pub layout: Layout,
 }
 
 impl Case {
     /// All cases, the baselines first.
     pub(super) fn all() -> impl Iterator<Item = Case> {
-        let cases = Event::ALL.map(|event| Layout::ALL.map(|layout| Case { event, layout }));
-        cases.into_iter().flatten()
+        Event::ALL.into_iter().flat_map(|event| {
+            Partner::ALL.into_iter().flat_map(move |partner| {
+                Layout::ALL.into_iter().map(move |layout| Case { event, partner, layout })
+            })
+        })
     }
 
     pub(super) fn labels(&self, figure: Figure) -> Labels {
-        Labels::new().with("event", self.event).with("figure", figure).with("ring", self.layout)
+        let labels = Labels::new().with("event", self.event).with("figure", figure);
+        labels.with("partner", self.partner).with("ring", self.layout)
     }
 
-    /// Rows of one figure and one kind of ring stand together.
+    /// Rows of one figure, one partner and one kind of ring stand together.
     pub(super) fn group(&self, figure: Figure) -> String {
-        format!("{figure}, {}", self.layout)
+        format!("{figure}, {}, {}", self.partner, self.layout)
     }
 
     /// The same without the event.

@@ -1,16 +1,19 @@
-//! `lab replace`: what guests notice when their switch is replaced, or killed.
+//! `lab replace`: what guests and taps notice when their switch is replaced, or killed.
 //!
-//! Guests in pairs send numbered frames to each other as fast as they are taken. Meanwhile another process takes the switch's place, or the switch
-//! is killed and `ringferry keep` starts the next one. A gap is the longest time in which any of the flows stood still.
+//! Guests and their partners, each of which is another guest, or the kernel behind a tap, send numbered frames to each other as fast as they are
+//! taken. Meanwhile another process takes the switch's place, or the switch is killed and `ringferry keep` starts the next one. A gap is the longest
+//! time in which any of the flows stood still.
 //!
 //! | module | idea |
 //! |---|---|
 //! | `case` | the matrix, the figures, and their bounds |
-//! | `guests` | the guests and their frames |
+//! | `end` | where a flow begins and ends: a guest, or a tap |
+//! | `flows` | numbered frames, and what became of them |
 //! | `run` | one run |
 
 mod case;
-mod guests;
+mod end;
+mod flows;
 mod run;
 
 use std::path::Path;
@@ -29,7 +32,7 @@ pub struct Replace;
 const NAME: &str = "replace";
 
 const OPTIONS: [OptionSpec; 4] = [
-    OptionSpec { name: "ports", help: "guests, an even number from 2 to 64 (default 16)" },
+    OptionSpec { name: "ports", help: "ports, an even number from 2 to 64 (default 16)" },
     OptionSpec { name: "workers", help: "worker threads of the switch, 1 to 16 (default 1)" },
     OptionSpec {
         name: "events",
@@ -37,7 +40,7 @@ const OPTIONS: [OptionSpec; 4] = [
     },
     OptionSpec {
         name: "pin",
-        help: "`apart` (default): guests have the first processor, the switch the second; `off`: the scheduler decides",
+        help: "`apart` (default): the ends of the flows have the first processor, the switch the second; `off`: the scheduler decides",
     },
 ];
 
@@ -48,6 +51,8 @@ struct Conditions {
     workers: u16,
     events: u16,
     pinned: bool,
+    /// Why there can be no network, if so.
+    no_network: Option<String>,
 }
 
 impl Experiment for Replace {
@@ -81,11 +86,12 @@ impl Experiment for Replace {
 
     fn child(&self, program: &Path, args: &[String]) -> Result<(), RowError> {
         match args {
+            [word] if word == "probe" => network::probe(),
             [word, order] if word == "run" => {
                 let order: Order = serde_json::from_str(order).map_err(RowError::failed)?;
                 network::tell(&run::run(&order, program)?)
             }
-            _ => Err(RowError::failed("usage: lab child replace run ORDER")),
+            _ => Err(RowError::failed("usage: lab child replace probe | run ORDER")),
         }
     }
 }
@@ -101,23 +107,29 @@ impl Conditions {
         };
         let ports = number("ports", 16, 64)?;
         if ports % 2 == 1 {
-            return Err(RowError::failed(format!("--option ports={ports}: guests are in pairs")));
+            return Err(RowError::failed(format!("--option ports={ports}: their ends are in pairs")));
         }
         let pin: String = setup.option("pin", "apart".into())?;
         if !["apart", "off"].contains(&pin.as_str()) {
             return Err(RowError::failed(format!("--option pin={pin}: `apart` or `off`")));
         }
         let (workers, events) = (number("workers", 1, 16)?, number("events", 8, 1000)?);
-        Ok(Self { setup: setup.clone(), ports, workers, events, pinned: pin == "apart" })
+        let (pinned, no_network) = (pin == "apart", network::forbidden(setup, NAME));
+        Ok(Self { setup: setup.clone(), ports, workers, events, pinned, no_network })
     }
 
-    /// Why nothing can be measured, and the package to install.
-    fn missing(&self) -> Option<(String, Option<&'static str>)> {
+    /// Why a case cannot be measured, and the package to install.
+    fn missing(&self, case: &Case) -> Option<(String, Option<&'static str>)> {
         if self.pinned && self.setup.cpus.len() < 2 {
             return Some((
-                "needs two processors, one for the guests and one for the switch, or --option pin=off".into(),
+                "needs two processors, one for the ends of the flows and one for the switch, or --option pin=off".into(),
                 None,
             ));
+        }
+        if case.partner.needs_network()
+            && let Some(why) = &self.no_network
+        {
+            return Some((why.clone(), None));
         }
         self.setup.without_program().map(|why| (why, None))
     }
@@ -125,7 +137,9 @@ impl Conditions {
 
 fn notes(conditions: &Conditions) -> Vec<String> {
     let place = match conditions.pinned {
-        true => "The guests have the first processor, the switch and whoever takes its place the second",
+        true => {
+            "The ends of the flows have the first processor, the switch and whoever takes its place the second"
+        }
         false => "The scheduler places everybody",
     };
     vec![format!(
@@ -142,7 +156,7 @@ fn rows(case: Case, conditions: &Rc<Conditions>) -> Vec<Row> {
     let rows = std::iter::zip(Figure::ALL, measures).map(|(figure, measure)| {
         Row::measured(case.labels(figure), figure.unit(), figure.better(), measure)
             .of_run(case.labels(Figure::ALL[0]).to_string())
-            .unless(conditions.missing())
+            .unless(conditions.missing(&case))
             .in_group(&case.group(figure))
             .against((case.event != Event::None).then(|| case.quiet().labels(figure)))
             .bound(figure.bound(case.event))

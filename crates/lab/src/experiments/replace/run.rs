@@ -1,8 +1,11 @@
-//! One run, in a process of its own: start the switch and its guests, replace or kill it again and again, and look at what the guests notice.
+//! One run, in a process of its own: start the switch and the ends of its flows, replace or kill it again and again, and look at what the ends notice.
 //!
 //! ```text
-//!   first processor                     second processor
-//!   guests, in pairs -- vhost-user --   the switch, and whoever takes its place
+//!   first processor                                                   second processor
+//!   guest ------------------------------------------- vhost-user --   the switch, and whoever takes its place
+//!   guest, in its pair ------------------------------ vhost-user --
+//!     or its tap ------------------------------- bridge == tap ----
+//!     or its tap -- bridge == tap -- ringferry guest, vhost-user --
 //! ```
 
 use std::ffi::OsString;
@@ -12,14 +15,18 @@ use std::time::{Duration, Instant};
 
 use ringferry_control::{self as control, Answer, Request};
 use ringferry_sys::cpu;
+use ringferry_sys::namespace;
 use ringferry_sys::process::Spawn;
+use ringferry_sys::tap::Offloads;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
-use super::case::{Case, Event, Figure};
-use super::guests::{Frames, Guests, Phase};
+use super::case::{Case, Event, Figure, Layout, Partner};
+use super::end::Place;
+use super::flows::{Flows, Frames, Phase};
 use crate::experiment::{RowError, Sample};
-use crate::experiments::network::{Process, ready, words};
+use crate::experiments::network::{self, Process, ready, words};
+use crate::experiments::taps;
 
 /// Between two events, and at least the length of a phase: what follows an event is still of its phase.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -48,21 +55,57 @@ impl Order {
         self.folder.join("control.sock")
     }
 
-    fn sockets(&self) -> Vec<PathBuf> {
-        (0..self.ports).map(|port| self.folder.join(format!("{port}.sock"))).collect()
+    fn socket(&self, port: u16) -> PathBuf {
+        self.folder.join(format!("{port}.sock"))
+    }
+
+    /// Who is at a port: the first of each pair is a guest.
+    fn at(&self, port: u16) -> Partner {
+        if port.is_multiple_of(2) { Partner::Guest } else { self.case.partner }
     }
 
     /// What follows `ringferry run`.
     fn arguments(&self) -> Vec<OsString> {
         let mut arguments = words(&["--workers", &self.workers.to_string(), "--control"]);
         arguments.push(self.control().into());
-        for socket in self.sockets() {
-            let mut port = OsString::from("vhost-user:");
-            port.push(socket);
-            arguments.extend([OsString::from("--port"), port]);
+        for port in 0..self.ports {
+            let mut place =
+                OsString::from(if self.at(port) == Partner::Tap { "tap:" } else { "vhost-user:" });
+            match self.at(port) {
+                Partner::Tap => place.push(tap(port)),
+                Partner::Guest | Partner::Program => place.push(self.socket(port)),
+            }
+            arguments.extend([OsString::from("--port"), place]);
         }
         arguments
     }
+
+    /// Starts each `ringferry guest`. They end with their values.
+    fn programs(&self, program: &Path) -> Result<Vec<Process>, RowError> {
+        let start = |port| {
+            let ring = if self.case.layout == Layout::Split { "split" } else { "packed" };
+            let in_order = if self.case.layout == Layout::PackedInOrder { "on" } else { "off" };
+            let mut arguments =
+                words(&["guest", "--ring", ring, "--in-order", in_order, "--tap", &tap(port)]);
+            arguments.extend([OsString::from("--socket"), self.socket(port).into()]);
+            ready(program, &self.folder, "guest", arguments, Spawn::default())
+        };
+        (0..self.ports).filter(|&port| self.at(port) == Partner::Program).map(start).collect()
+    }
+
+    /// The ends of the flows, two for each pair. The switch and each `ringferry guest` have made their taps.
+    fn places(&self) -> Result<Vec<Place>, RowError> {
+        let place = |port| match self.at(port) {
+            Partner::Guest => Ok(Place::Socket(self.socket(port))),
+            Partner::Tap | Partner::Program => Ok(Place::Tap(taps::behind(&tap(port), Offloads::empty())?)),
+        };
+        (0..self.ports).map(place).collect()
+    }
+}
+
+/// The tap at a port, of the switch or of a `ringferry guest`.
+fn tap(port: u16) -> String {
+    format!("rf{port}")
 }
 
 /// The figures that the process tells as [`Figure::ALL`], with others beside them.
@@ -90,7 +133,7 @@ impl Outcome {
         let away = phases.iter().map(|phase| phase.away).max().unwrap_or_default();
         let extra = vec![
             ("gap p99 ms".to_owned(), gap(99)),
-            ("guests away, max ms".to_owned(), millis(away)),
+            ("ends away, max ms".to_owned(), millis(away)),
             ("Mpps".to_owned(), frames.received as f64 / elapsed.as_secs_f64() / 1e6),
             ("events".to_owned(), phases.len() as f64),
         ];
@@ -172,14 +215,22 @@ fn wait_for(
     Ok(())
 }
 
-/// Measures what is ordered.
+/// Measures what is ordered. For a process with one thread.
 pub(super) fn run(order: &Order, program: &Path) -> Result<Outcome, RowError> {
-    if let Some((_, switch)) = &order.cpus {
-        // What this thread starts runs where it does.
-        cpu::restrict_current_thread(switch)?;
+    if order.case.partner.needs_network() {
+        network::contain()?;
+        namespace::unshare_net().map_err(RowError::failed)?;
     }
+    // What a thread starts runs where the thread does.
+    let place = |cpus: fn(&(usize, Vec<usize>)) -> Vec<usize>| {
+        order.cpus.as_ref().map_or(Ok(()), |both| cpu::restrict_current_thread(&cpus(both)))
+    };
+    place(|(_, switch)| switch.clone())?;
     let mut switch = Switch::start(order, program)?;
-    let mut guests = Guests::start(&order.sockets(), order.case.layout.features())?;
+    place(|(ends, _)| vec![*ends])?;
+    let _programs = order.programs(program)?;
+    place(|(_, switch)| switch.clone())?;
+    let mut flows = Flows::start(order.places()?, order.case.layout.features())?;
     let (phase, done, mut phases) = (AtomicUsize::new(0), AtomicBool::new(false), Vec::new());
     let begin = Instant::now();
     let mut elapsed = Duration::ZERO;
@@ -188,7 +239,7 @@ pub(super) fn run(order: &Order, program: &Path) -> Result<Outcome, RowError> {
             if let Some((ends, _)) = order.cpus {
                 cpu::pin_current_thread(ends)?;
             }
-            guests.run(&phase, &done, &mut phases)
+            flows.run(&phase, &done, &mut phases)
         });
         let struck = (0..order.events).try_for_each(|_| {
             std::thread::sleep(PAUSE);
@@ -200,7 +251,7 @@ pub(super) fn run(order: &Order, program: &Path) -> Result<Outcome, RowError> {
         });
         elapsed = begin.elapsed();
         done.store(true, Ordering::Release);
-        let frames = all.join().map_err(|_| RowError::failed("the guests' thread has panicked"))?;
+        let frames = all.join().map_err(|_| RowError::failed("the thread of the ends has panicked"))?;
         struck.and(frames)
     })?;
     // Every other phase is that of an event; those between are quiet.

@@ -7,18 +7,17 @@
 //! | `testpmd` | DPDK's testpmd with a `net_vhost` or `net_tap` port for each |
 //! | `ovs` | Open vSwitch's own datapath, which connects to its guests |
 //! | `bridge` | the kernel's bridge; taps stand for guests |
-//! | `taps` | network interfaces: taps, and what lies behind them |
 
 mod bridge;
 mod ovs;
 mod ringferry;
-mod taps;
 pub(super) mod testpmd;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ringferry_rig::testpmd::last_words;
+use ringferry_sys::tap::Offloads;
 use ringferry_sys::{cpu, process};
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +25,7 @@ use super::case::{Case, Ring, Who};
 use super::end::Place;
 use crate::experiment::RowError;
 use crate::experiments::network::Process;
+use crate::experiments::taps;
 use crate::frames::ways::Frames;
 
 /// The order of a run.
@@ -67,7 +67,11 @@ impl Order {
     /// Where each port of a switch is that listens at its sockets and makes its taps.
     fn places(&self) -> Result<Vec<Place>, RowError> {
         let place = |(port, tap)| {
-            Ok(if tap { Place::Tap(taps::behind(self, port)?) } else { Place::Connect(self.socket(port)) })
+            Ok(if tap {
+                Place::Tap(taps::behind(&tap_name(port), self.offloads())?)
+            } else {
+                Place::Connect(self.socket(port))
+            })
         };
         self.taps().enumerate().map(place).collect()
     }
@@ -75,6 +79,16 @@ impl Order {
     fn tso(&self) -> bool {
         self.case.frames == Frames::Tso
     }
+
+    /// What the lab's own taps take and give uncut.
+    fn offloads(&self) -> Offloads {
+        if self.tso() { Offloads::all() } else { Offloads::empty() }
+    }
+}
+
+/// The tap of a port.
+fn tap_name(port: usize) -> String {
+    format!("rf{port}")
 }
 
 /// A switch at work. Fields go in this order.

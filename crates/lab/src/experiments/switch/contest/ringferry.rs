@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ringferry_sys::process::Spawn;
 
-use super::{Contest, Order, taps};
+use super::{Contest, Order, tap_name};
 use crate::experiment::RowError;
 use crate::experiments::network::{ready, words};
 
@@ -21,7 +21,7 @@ pub(super) fn start(order: &Order, program: &Path) -> Result<Contest, RowError> 
     for (port, tap) in order.taps().enumerate() {
         let mut place = OsString::from(if tap { "tap:" } else { "vhost-user:" });
         if tap {
-            place.push(taps::name(port));
+            place.push(tap_name(port));
         } else {
             place.push(order.socket(port));
         }

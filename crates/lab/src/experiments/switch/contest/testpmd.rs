@@ -6,7 +6,7 @@ use std::process::Stdio;
 use ringferry_rig::testpmd::{CommandLine, Device};
 use ringferry_sys::process::Spawn;
 
-use super::{Contest, Order, taps};
+use super::{Contest, Order, tap_name};
 use crate::experiment::RowError;
 use crate::experiments::network::{Process, logged};
 use crate::experiments::switch::case::Who;
@@ -35,7 +35,7 @@ fn command_line(order: &Order) -> CommandLine {
     let mut line = CommandLine::new(order.cpus[1], MEGABYTES, order.huge_pages);
     for (port, tap) in order.taps().enumerate() {
         line = match tap {
-            true => line.port(Device::Tap(&taps::name(port)), ""),
+            true => line.port(Device::Tap(&tap_name(port)), ""),
             false => line.port(Device::Vhost(&order.socket(port)), tso),
         };
     }

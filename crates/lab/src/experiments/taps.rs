@@ -1,10 +1,10 @@
 //! Network interfaces of a run, in its namespace.
 //!
-//! A port that is a tap has another tap behind it, with a bridge of the kernel's between the two: frames that the switch
-//! writes come out there, and what is written there the switch reads.
+//! A tap of a program's has another tap behind it, with a bridge of the kernel's between the two: frames that the program
+//! writes come out there, and what is written there the program reads.
 //!
 //! ```text
-//!   switch -- rf0 == bridge == rb0 -- the lab
+//!   switch -- rf0 == rf0-br == rf0-lab -- the lab
 //! ```
 //!
 //! What a switch merges on the way to its tap the kernel cuts again before it comes to the lab, which counts what it sent.
@@ -16,16 +16,10 @@ use std::time::{Duration, Instant};
 use ringferry_sys::netif;
 use ringferry_sys::tap::{Offloads, Tap, TapConfig};
 
-use super::Order;
 use crate::experiment::RowError;
 
-/// How long a switch may take to make a tap.
+/// How long a program may take to make a tap.
 const PATIENCE: Duration = Duration::from_secs(15);
-
-/// The tap of a port.
-pub(super) fn name(port: usize) -> String {
-    format!("rf{port}")
-}
 
 fn ip(words: &str) -> Result<(), RowError> {
     let output = Command::new("ip").args(words.split(' ')).stdin(Stdio::null()).output();
@@ -53,25 +47,24 @@ pub(super) fn join(interface: &str, bridge: &str, learning: bool) -> Result<(), 
     ip(&format!("link set {interface} up"))
 }
 
-/// Makes a tap that the lab reads and writes. Frames are read as they were sent: to be cut, or not.
-pub(super) fn open(order: &Order, name: &str) -> Result<Tap, RowError> {
-    let offloads = if order.tso() { Offloads::all() } else { Offloads::empty() };
+/// Makes a tap that the lab reads and writes. With `offloads`, frames are read as they were sent: to be cut, or not.
+pub(super) fn open(name: &str, offloads: Offloads) -> Result<Tap, RowError> {
     Tap::open(&TapConfig { offloads, ..TapConfig::new(name) }).map_err(RowError::failed)
 }
 
-/// Opens what lies behind the tap of a port, once the switch has made that.
-pub(super) fn behind(order: &Order, port: usize) -> Result<Tap, RowError> {
-    let (near, bridge, far) = (name(port), format!("rx{port}"), format!("rb{port}"));
+/// Opens what lies behind the tap `near`, once a program has made that.
+pub(super) fn behind(near: &str, offloads: Offloads) -> Result<Tap, RowError> {
+    let (bridge, far) = (format!("{near}-br"), format!("{near}-lab"));
     let begin = Instant::now();
-    while netif::index(&near).map_err(RowError::failed)?.is_none() {
+    while netif::index(near).map_err(RowError::failed)?.is_none() {
         if begin.elapsed() >= PATIENCE {
-            return Err(RowError::failed(format!("the switch has not made tap {near}")));
+            return Err(RowError::failed(format!("nobody has made tap {near}")));
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    let tap = open(order, &far)?;
+    let tap = open(&far, offloads)?;
     self::bridge(&bridge)?;
-    join(&near, &bridge, false)?;
+    join(near, &bridge, false)?;
     join(&far, &bridge, false)?;
     Ok(tap)
 }
