@@ -30,9 +30,8 @@ fn nobody_loses_anything_by_a_replacement_and_all_go_on_after_a_kill() {
         let median = find("gap-median");
         assert_eq!(median["extra"]["events"][0].as_f64(), Some(1.0), "{median}");
         assert!(0.0 < value("gap-median") && value("gap-median") <= value("gap-max"), "{median}");
-        assert_eq!(value("disordered"), 0.0, "{event}, {partner}");
-        if event != "kill" {
-            assert_eq!(value("lost"), 0.0, "{event}, {partner}");
-        }
+        // A worker that is killed has a burst in its hands.
+        let most = if event == "kill" { 32.0 } else { 0.0 };
+        assert!(value("lost") <= most && value("disordered") <= most, "{event}, {partner}: {rows:?}");
     }
 }

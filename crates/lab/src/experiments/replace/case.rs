@@ -93,6 +93,9 @@ impl fmt::Display for Layout {
     }
 }
 
+/// Frames that a worker has in its hands at most: a burst.
+const IN_HANDS: u16 = 32;
+
 /// A figure of a run, each in a row of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Figure {
@@ -120,15 +123,17 @@ impl Figure {
         Better::Lower
     }
 
-    /// The worst value that is good enough, in the figure's unit.
-    pub(super) fn bound(self, event: Event) -> Option<f64> {
+    /// The worst value that is good enough, in the figure's unit, of so many events with so many workers.
+    pub(super) fn bound(self, event: Event, events: u16, workers: u16) -> Option<f64> {
         match (self, event) {
             (_, Event::None) => None,
             (Figure::GapMedian | Figure::GapMax, Event::Replace) => Some(5.0),
             (Figure::GapMedian | Figure::GapMax, Event::Kill) => Some(100.0),
-            // What the worker of a switch that is killed has in its hands is lost with it.
-            (Figure::Lost, Event::Kill) => None,
-            (Figure::Lost | Figure::Disordered, _) => Some(0.0),
+            // What a worker that is killed has in its hands is lost with it, or comes twice.
+            (Figure::Lost | Figure::Disordered, Event::Kill) => {
+                Some(f64::from(IN_HANDS) * f64::from(events) * f64::from(workers))
+            }
+            (Figure::Lost | Figure::Disordered, Event::Replace) => Some(0.0),
         }
     }
 }

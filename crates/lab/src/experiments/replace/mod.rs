@@ -159,7 +159,7 @@ fn rows(case: Case, conditions: &Rc<Conditions>) -> Vec<Row> {
             .unless(conditions.missing(&case))
             .in_group(&case.group(figure))
             .against((case.event != Event::None).then(|| case.quiet().labels(figure)))
-            .bound(figure.bound(case.event))
+            .bound(figure.bound(case.event, conditions.events, conditions.workers))
     });
     rows.collect()
 }

@@ -7,6 +7,9 @@
 //!
 //! So whoever becomes active waits at most for one turn of each other active port, and a turn is bounded by the bound of a burst,
 //! [`BURST_COST`](crate::plane::forward::BURST_COST); over time each gets its share of the worker, however expensive its frames are.
+//!
+//! A port's first turn is a single packet, by which the address behind it is learned. Where nothing is known of any port, as behind a switch that was killed
+//! under load, whole bursts for ports that have had no turn yet would go to all, and leave no room for what comes later.
 
 use crate::fdb::PortId;
 
@@ -24,10 +27,12 @@ struct Account {
     round: u32,
     /// Packets that are taken from it at a time.
     burst: u8,
+    /// It has had no turn yet.
+    fresh: bool,
 }
 
 impl Account {
-    const NEW: Account = Account { balance: QUANTUM, weight: 1, round: 0, burst: super::BURST as u8 };
+    const NEW: Account = Account { balance: QUANTUM, weight: 1, round: 0, burst: 1, fresh: true };
 
     fn payment(&self) -> i64 {
         QUANTUM * i64::from(self.weight)
@@ -117,7 +122,11 @@ impl Accounts {
     #[inline]
     pub(super) fn note_burst(&mut self, port: PortId, packets: usize, cost: u64, most: u64) {
         let fitting = most * packets as u64 / cost.max(1);
-        self.of(port).burst = fitting.clamp(1, super::BURST as u64) as u8;
+        let account = self.of(port);
+        account.burst = fitting.clamp(1, super::BURST as u64) as u8;
+        if std::mem::take(&mut account.fresh) {
+            account.balance = account.balance.min(0);
+        }
     }
 
     /// Sets how many times a port is paid in each round.
@@ -197,8 +206,14 @@ mod tests {
     #[test]
     fn fewer_packets_are_taken_where_each_is_dear() {
         let mut accounts = Accounts::default();
+        assert_eq!(accounts.burst(A), 1);
+        accounts.note_burst(A, 1, 150, 200_000);
+        assert!(!accounts.may_be_served(A), "its first turn is over");
+        accounts.next_round();
+        assert!(accounts.may_be_served(A));
         assert_eq!(accounts.burst(A), 32);
         accounts.note_burst(A, 32, 3_200_000, 200_000);
+        assert!(accounts.may_be_served(A));
         assert_eq!(accounts.burst(A), 2);
         accounts.note_burst(A, 2, 2_000_000, 200_000);
         assert_eq!(accounts.burst(A), 1);

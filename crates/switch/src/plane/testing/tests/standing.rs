@@ -119,3 +119,30 @@ fn a_paused_worker_delivers_what_it_is_handed() {
     two.pause_and_go_on(|_| {});
     two.assert_all_received();
 }
+
+/// Behind a switch that was killed under load the next one knows no address, and every port has much to send.
+#[test]
+fn of_ports_of_which_nothing_is_known_one_frame_each_goes_to_all() {
+    const PORTS: usize = 16;
+    const EACH: usize = 200;
+    let mut bed = Bed::new(&SwitchConfig::default(), 1);
+    let ports: Vec<_> = (0..PORTS).map(|_| bed.add(&HeapPort::default())).collect();
+    bed.pause(0);
+    for (at, (_, wire)) in ports.iter().enumerate() {
+        for _ in 0..EACH {
+            let mut frame = [mac(at ^ 1).0, mac(at).0].concat();
+            frame.extend([0x88, 0xb5]);
+            frame.resize(60, 0);
+            wire.send(0, HeapFrame::new(Header::default(), frame));
+        }
+    }
+    bed.unpause(0);
+    bed.run();
+    for (at, (_, wire)) in ports.iter().enumerate() {
+        let (own, others): (Vec<_>, Vec<_>) =
+            wire.received(0).into_iter().partition(|frame| frame.bytes[..6] == mac(at).0);
+        assert_eq!(own.len(), EACH, "port {at}");
+        // The second of each pair answers one that is known by then.
+        assert!(others.len() <= PORTS / 2, "port {at} has {} frames for others", others.len());
+    }
+}
