@@ -65,8 +65,8 @@ pub(crate) struct Requests<'s> {
     pub(crate) privileges: &'s Privileges,
     /// What new ports are watched by.
     pub(crate) epoll: &'s Epoll,
-    /// Another process is about to take over.
-    pub(crate) replacing: bool,
+    /// The process that is about to take over, if one is, as far as it can be seen from here.
+    pub(crate) replacing: Option<Option<u32>>,
     /// The process that asks, as far as it can be seen from here.
     pub(crate) asker: Option<u32>,
     /// When this process became the switch.
@@ -185,10 +185,13 @@ impl Requests<'_> {
             Request::Remove { port, if_exists, runtime, drain: _ } => {
                 self.remove(port, *if_exists, *runtime).map(Answer::PortChanged)
             }
-            Request::Replace { .. } if self.replacing => {
-                Err("another process is taking over already: try again when it has, or has failed".to_owned())
-            }
             Request::Replace { format } => {
+                if let Some(pid) = self.replacing {
+                    let process = pid.map_or_else(String::new, |pid| format!(" {pid}"));
+                    return Err(format!(
+                        "another process{process} is taking over already: try again when it has, or has failed"
+                    ));
+                }
                 Ok(Answer::Replacing { format: (*format).min(FORMAT), pid: std::process::id() })
             }
             Request::Reload { dry_run } => self.reload(*dry_run).map(Answer::Reloaded),

@@ -508,6 +508,13 @@ impl Switch {
     fn tick(&mut self) -> Result<(), RunError> {
         self.privileges.look();
         self.control.tick();
+        if let Some(silent) = self.predecessor.take_if(|predecessor| predecessor.is_silent(Instant::now())) {
+            let _ = self.epoll.remove(&silent);
+            tracing::warn!(
+                pid = silent.pid,
+                "another process was about to take over and says nothing: it does not"
+            );
+        }
         self.keeper.iter_mut().for_each(|keeper| keeper.tick(Instant::now()));
         self.ports.tick(&self.epoll);
         self.renew();
@@ -724,7 +731,7 @@ impl Switch {
             keeper,
             ..
         } = self;
-        let replacing = predecessor.is_some();
+        let replacing = predecessor.as_ref().map(|predecessor| predecessor.pid);
         // Whoever asks may change anything.
         keeper.iter_mut().for_each(Keeper::doubt);
         (

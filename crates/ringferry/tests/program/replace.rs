@@ -380,7 +380,8 @@ fn only_one_takes_over_and_not_what_has_changed_meanwhile() {
     let output = replace(&place).output().unwrap();
     let words = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
-        output.status.code() == Some(1) && words.contains("another process is taking over already"),
+        output.status.code() == Some(1)
+            && words.contains(&format!("another process {} is taking over already", std::process::id())),
         "{words}"
     );
     place.ctl(&["add", &format!("vhost-user:{}", place.socket("c").display())]);
@@ -396,6 +397,19 @@ fn only_one_takes_over_and_not_what_has_changed_meanwhile() {
     converse(&mut a, &mut c, 20, 20);
     switch.stop();
     assert_eq!(place.files(), [""; 0]);
+}
+
+/// One that was stopped between two questions, say.
+#[test]
+fn a_successor_that_says_nothing_any_more_keeps_nobody_else_from_taking_over() {
+    let place = Place::new();
+    let mut switch = place.switch(&["a", "b"]);
+    let (mut a, mut b) = bystanders(&switch);
+    let _stream = successor(&place, 1);
+    switch.process.until_logged("was about to take over and says nothing");
+    switch = replaced(&place, switch, |_| ());
+    converse(&mut a, &mut b, 0, 20);
+    switch.stop();
 }
 
 /// A port that connects has nothing but its session to hand over, and finds its next front end by itself.

@@ -8,11 +8,12 @@
 //! Text and bulk lie one behind the other in a memfd, which is the first descriptor if there is any of either: so a large state never waits for
 //! its reader. Either end waits for the other for as long as the [timeout](Channel::set_timeout) says, and no longer.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ringferry_memory::SharedMem;
 use ringferry_sys::socket::{MAX_FDS, Stream};
@@ -66,7 +67,11 @@ pub(crate) struct Message {
 
 /// One end of the connection.
 #[derive(Debug)]
-pub(crate) struct Channel(Stream);
+pub(crate) struct Channel {
+    stream: Stream,
+    /// How long a message may take, as a whole.
+    timeout: Cell<Duration>,
+}
 
 impl Channel {
     /// Takes over a connection, which blocks from now on.
@@ -75,15 +80,17 @@ impl Channel {
     /// None that a caller can cause.
     pub(crate) fn new(stream: Stream) -> io::Result<Channel> {
         stream.set_nonblocking(false)?;
-        Ok(Channel(stream))
+        Ok(Channel { stream, timeout: Cell::new(Duration::MAX) })
     }
 
-    /// Sets the time for which either direction waits.
+    /// Sets the time for which either direction waits: a message that is received for all of it, however few bytes come at a time.
     ///
     /// # Errors
     /// None that a caller can cause.
     pub(crate) fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
-        self.0.set_timeout(Some(timeout.max(Duration::from_millis(1))))
+        let timeout = timeout.max(Duration::from_millis(1));
+        self.timeout.set(timeout);
+        self.stream.set_timeout(Some(timeout))
     }
 
     /// Returns true if the other end has ended, at a moment at which it has nothing to say.
@@ -91,7 +98,7 @@ impl Channel {
     /// # Errors
     /// None that a caller can cause.
     pub(crate) fn is_over(&self) -> io::Result<bool> {
-        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
+        let mut fds = [PollFd::new(&self.stream, PollFlags::IN)];
         Ok(rustix::event::poll(&mut fds, Some(&Timespec::default()))? > 0)
     }
 
@@ -129,9 +136,9 @@ impl Channel {
     }
 
     fn send_whole(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let mut sent = self.0.send(bytes, descriptors)?;
+        let mut sent = self.stream.send(bytes, descriptors)?;
         while sent < bytes.len() {
-            sent += self.0.send(&bytes[sent..], &[])?;
+            sent += self.stream.send(&bytes[sent..], &[])?;
         }
         Ok(())
     }
@@ -142,8 +149,9 @@ impl Channel {
     /// The other end is gone or says nothing (`WouldBlock`), or what came is no message.
     pub(crate) fn receive(&self) -> io::Result<Message> {
         let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
+        let until = Instant::now().checked_add(self.timeout.get());
         let (mut header, mut descriptors) = ([0; HEADER], Vec::new());
-        self.receive_whole(&mut header, &mut descriptors)?;
+        self.receive_whole(&mut header, &mut descriptors, until)?;
         let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
         let long = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("eight bytes"));
         if word(0) != MAGIC.swap_bytes() {
@@ -157,7 +165,7 @@ impl Channel {
         let count = count as usize + usize::from(text + bulk > 0);
         while descriptors.len() < count {
             let before = descriptors.len();
-            self.receive_whole(&mut [0], &mut descriptors)?;
+            self.receive_whole(&mut [0], &mut descriptors, until)?;
             if descriptors.len() == before {
                 return Err(bad("descriptors are missing"));
             }
@@ -174,10 +182,20 @@ impl Channel {
         Ok(Message { kind, text: first, bulk: rest, descriptors })
     }
 
-    fn receive_whole(&self, bytes: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> io::Result<()> {
+    fn receive_whole(
+        &self,
+        bytes: &mut [u8],
+        descriptors: &mut Vec<OwnedFd>,
+        until: Option<Instant>,
+    ) -> io::Result<()> {
         let mut filled = 0;
         while filled < bytes.len() {
-            let received = self.0.recv(&mut bytes[filled..], descriptors)?;
+            if let Some(until) = until
+                && !self.stream.is_readable_within(until.saturating_duration_since(Instant::now()))?
+            {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            let received = self.stream.recv(&mut bytes[filled..], descriptors)?;
             if received.bytes == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
@@ -194,7 +212,7 @@ impl Channel {
 
 impl AsFd for Channel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.stream.as_fd()
     }
 }
 
@@ -245,6 +263,20 @@ mod tests {
         let (a, b) = pair();
         b.set_timeout(Duration::from_millis(20)).unwrap();
         assert_eq!(b.receive().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        // Nor is one that says a byte at a time, for longer.
+        let begin = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for byte in &MAGIC.to_be_bytes() {
+                    let _ = a.send_whole(&[*byte], &[]);
+                    std::thread::sleep(Duration::from_millis(15));
+                }
+            });
+            assert_eq!(b.receive().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        });
+        assert!(begin.elapsed() < Duration::from_secs(30));
+        let (a, b) = pair();
+        b.set_timeout(Duration::from_secs(60)).unwrap();
         // Promised descriptors that do not come.
         let event = EventFd::new().unwrap();
         let mut header = [&b"RFHO"[..], &1_u32.to_le_bytes(), &[0; 24]].concat();

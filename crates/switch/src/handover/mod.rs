@@ -56,3 +56,6 @@ const PATIENCE: Duration = Duration::from_millis(250);
 
 /// How long either waits for the other while packets flow.
 const QUIET: Duration = Duration::from_secs(5);
+
+/// How long the successor may take between two questions: it opens what it needs, and starts its helper.
+const SILENCE: Duration = Duration::from_secs(15);

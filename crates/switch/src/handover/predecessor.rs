@@ -20,7 +20,7 @@ use super::state::{
     Draft, EntryState, FORMAT, FileId, Final, Hello, InForce, PortNumbers, Running, UNDERSTOOD, Values,
     WorkerState,
 };
-use super::{PATIENCE, QUIET};
+use super::{PATIENCE, QUIET, SILENCE};
 use crate::config::Config;
 use crate::fdb::FdbPage;
 use crate::links::Links;
@@ -83,6 +83,8 @@ pub(crate) struct Predecessor {
     drafted: Option<Drafted>,
     /// Number of the successor's process.
     pub(crate) pid: Option<u32>,
+    /// When it has asked something.
+    asked: Instant,
 }
 
 impl Predecessor {
@@ -98,7 +100,12 @@ impl Predecessor {
         }
         let channel = Channel::new(stream)?;
         channel.set_timeout(QUIET)?;
-        Ok(Predecessor { channel, drafted: None, pid: peer.pid })
+        Ok(Predecessor { channel, drafted: None, pid: peer.pid, asked: Instant::now() })
+    }
+
+    /// Returns true if the successor has asked nothing for so long that it is not waited for: as long as it is, nobody else can take over.
+    pub(crate) fn is_silent(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.asked) > SILENCE
     }
 
     /// Answers what the successor has asked.
@@ -106,6 +113,7 @@ impl Predecessor {
     /// # Errors
     /// The hand-over is over, and everything goes on in this process.
     pub(crate) fn serve(&mut self, parts: &mut Parts<'_>) -> io::Result<Outcome> {
+        self.asked = Instant::now();
         match self.channel.receive()?.kind {
             Kind::Hello => self.answer(Kind::Hello, &hello(parts), &[], &[])?,
             Kind::Draft => self.draft(parts)?,
@@ -187,6 +195,8 @@ impl Predecessor {
             return Err(self.refuse("the configuration has changed meanwhile: try again"));
         }
         let since = Instant::now();
+        // Everybody waits from here on.
+        let _ = self.channel.set_timeout(PATIENCE);
         if let Err(late) = parts.workers.pause() {
             return Err(self.refuse(format!("{late}: try again")));
         }
