@@ -1,6 +1,6 @@
 //! Ports whose links were taken down: `ringferry ctl link`.
 //!
-//! A port that is down stays down, also when it is opened anew, until it is taken up or the switch ends; the configuration knows nothing of it. No frame
+//! A port that is down stays down, also when it is opened anew, until it is taken up, removed, or the switch ends; the configuration knows nothing of it. No frame
 //! passes it in the workers, in either direction, and its guest is told where the front end takes such messages.
 
 use std::collections::BTreeMap;
@@ -52,6 +52,11 @@ impl Links {
     /// Returns whether the link of a port was taken down.
     pub(crate) fn is_down(&self, name: &str) -> bool {
         self.down.contains_key(name)
+    }
+
+    /// Forgets a port that is removed: another one that gets its name is up. Returns true if it was down.
+    pub(crate) fn forget(&mut self, name: &str) -> bool {
+        self.down.remove(name).is_some()
     }
 
     /// Returns the names of ports whose links are down, for another process.

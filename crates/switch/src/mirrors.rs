@@ -1,7 +1,7 @@
 //! The mirrors of a switch: `ringferry ctl mirror`.
 //!
-//! A mirror is a [`Tap`] in each worker that copies what passes one port for another. It lives in the control plane's memory, from `add` to `remove`, or
-//! to the end of the switch; the configuration knows none. As a [capture](crate::captures) it is about names of ports, which the
+//! A mirror is a [`Tap`] in each worker that copies what passes one port for another. It lives in the control plane's memory, from `add` to `remove`, to the
+//! removal of either port, or to the end of the switch; the configuration knows none. As a [capture](crate::captures) it is about names of ports, which the
 //! [tick](Mirrors::tick) turns into numbers.
 
 use std::sync::Arc;
@@ -132,6 +132,22 @@ impl Mirrors {
         workers.settled();
         tracing::info!(from, to, "a port is mirrored no more");
         Ok(())
+    }
+
+    /// Removes the mirrors of a port that is removed, and to it, and returns both ends of each: what another port sends that gets its name is not to be
+    /// copied, and what others send not for it.
+    pub(crate) fn forget(&mut self, name: &str, workers: &Workers) -> Vec<(String, String)> {
+        let is_of = |mirror: &mut Running| mirror.from == name || mirror.to == name;
+        let gone = self.running.extract_if(.., is_of).map(|mirror| {
+            workers.end_capture(mirror.id);
+            tracing::info!(
+                from = mirror.from,
+                to = mirror.to,
+                "a port is mirrored no more, as {name} is removed"
+            );
+            (mirror.from, mirror.to)
+        });
+        gone.collect()
     }
 
     /// Returns what the mirror of this number is called, if it is one.

@@ -1,5 +1,6 @@
 //! Changes of what passes, by `ringferry ctl`: mirrors, links, and addresses that are forgotten or made static.
 
+use std::fs;
 use std::os::fd::AsFd;
 
 use ringferry_control::snapshot::PortState;
@@ -60,13 +61,21 @@ fn a_probe_gets_copies_until_the_mirror_is_removed() {
     let last = frame(Mac::BROADCAST, a.mac, 60, 3);
     a.send(&last);
     assert_eq!(probe.receive_plain(), last);
+    // Whoever gets the name of either port later has nothing to do with the mirror.
+    for (removed, socket) in [("probe", place.socket("probe")), ("a", place.socket("a"))] {
+        place.ctl(&["mirror", "add", "a", "probe"]);
+        let said = place.ctl(&["remove", removed]);
+        assert!(said.contains("a is mirrored to probe no more"), "{said}");
+        place.ctl(&["add", &format!("vhost-user:{}", socket.display())]);
+        assert_eq!(place.ctl(&["mirror", "list"]), "no port is mirrored\n");
+    }
     switch.stop();
 }
 
 #[test]
 fn a_link_is_taken_down_and_up_and_stays_as_it_is_when_the_port_is_opened_anew() {
     let place = Place::new();
-    let switch = place.switch(&["a", "b"]);
+    let switch = super::ports::start(&place, "");
     let mut a = switch.plug("a", 1, Options::default());
     let mut b = switch.plug("b", 2, Options::default());
     acquaint(&mut [&mut a, &mut b]);
@@ -77,8 +86,10 @@ fn a_link_is_taken_down_and_up_and_stays_as_it_is_when_the_port_is_opened_anew()
     b.send(&frame(a.mac, b.mac, 60, 2));
     switch.until("b", "both are dropped", |port| port.drops["link-down"] == 2);
     drop(b);
-    place.ctl(&["remove", "b"]);
-    place.ctl(&["add", &format!("vhost-user:{}", place.socket("b").display())]);
+    let text = fs::read_to_string(super::ports::file(&place)).unwrap();
+    fs::write(super::ports::file(&place), text + "socket_mode = '0600'\n").unwrap();
+    let said = place.ctl(&["reload"]);
+    assert!(said.contains("it is opened anew"), "{said}");
     switch.until_state("b", PortState::AdminDown);
     let mut b = ringferry_rig::guest::Guest::plug(switch.connect("b"), 2, Options::default());
     b.send(&frame(Mac::BROADCAST, b.mac, 60, 3));
@@ -88,6 +99,12 @@ fn a_link_is_taken_down_and_up_and_stays_as_it_is_when_the_port_is_opened_anew()
     acquaint(&mut [&mut a, &mut b]);
     converse(&mut a, &mut b, 10, 30);
     assert!(refused(&place, &["link", "vm9", "down"]).contains("there is no port \"vm9\" now"));
+    // Whoever gets its name later is another one.
+    place.ctl(&["link", "b", "down"]);
+    let said = place.ctl(&["remove", "b"]);
+    assert!(said.contains("that its link is down is forgotten with it"), "{said}");
+    place.ctl(&["add", &format!("vhost-user:{}", place.socket("b").display())]);
+    switch.until_state("b", PortState::Listening);
     switch.stop();
 }
 

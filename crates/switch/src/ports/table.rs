@@ -420,6 +420,12 @@ impl PortTable {
         self.interfaces().find(|port| port.name == name)
     }
 
+    /// Returns the names of the ports of an entry.
+    pub(crate) fn names_of(&self, entry: &str) -> Vec<String> {
+        let of_entry = self.entries.values().filter(|there| there.config.name == entry);
+        of_entry.flat_map(|there| there.control.interfaces()).map(|port| port.name.to_owned()).collect()
+    }
+
     /// Every port that exists now.
     pub(crate) fn interfaces(&self) -> impl Iterator<Item = Interface<'_>> {
         self.entries.values().flat_map(|entry| entry.control.interfaces())
