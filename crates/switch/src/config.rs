@@ -47,6 +47,7 @@ pub use crate::ports::tap::config::{LinkConfig, MAX_TAP_NAME, TapConfig, TapSour
 pub use crate::ports::vhost::config::{AccessConfig, FeatureToggles, VhostUserConfig, VhostUserEndpoint};
 pub use crate::ports::xen::config::{Transfer, VifName, XenProvider, XenVifConfig};
 pub(crate) use edit::Edit;
+use file::drop_in_directory;
 pub use file::drop_ins;
 pub(crate) use file::{KeepError, Kept, forget_port, keep, keep_port};
 pub use help::{port_keys_help, setting_keys, settings_help};
@@ -92,6 +93,8 @@ pub struct ConfigFile {
     pub ports: Vec<String>,
     /// The drop-in files of the ports that are in one.
     pub(crate) drop_ins: BTreeMap<String, PathBuf>,
+    /// What may be half of something, among what was read: files that are there and have no port, and the directory of drop-in files if that is not there.
+    pub(crate) blank: BTreeSet<PathBuf>,
     /// What it says that is not about a port, as TOML.
     settings: String,
 }
@@ -104,7 +107,7 @@ impl ConfigFile {
         settings: String,
         drop_ins: BTreeMap<String, PathBuf>,
     ) -> ConfigFile {
-        ConfigFile { path, ports, drop_ins, settings }
+        ConfigFile { path, ports, drop_ins, blank: BTreeSet::new(), settings }
     }
 
     /// What it says that is not about a port, as TOML.
@@ -113,10 +116,16 @@ impl ConfigFile {
     }
 
     /// The file at `path` with all of this configuration in it, but for ports that are in drop-in files.
-    pub(crate) fn of(path: &Path, config: &Config, drop_ins: BTreeMap<String, PathBuf>) -> ConfigFile {
+    pub(crate) fn of(
+        path: &Path,
+        config: &Config,
+        drop_ins: BTreeMap<String, PathBuf>,
+        blank: BTreeSet<PathBuf>,
+    ) -> ConfigFile {
         ConfigFile {
             path: path.to_owned(),
             drop_ins,
+            blank,
             ports: config.ports.iter().map(|port| port.name.clone()).collect(),
             settings: settings(config.control.as_deref(), &config.socket_directories, config.switch),
         }
@@ -617,6 +626,14 @@ fn append(out: &mut String, entries: Vec<(&'static str, toml::Value)>) {
 }
 
 impl PortConfig {
+    /// Says so if the port is to begin with a worker that a switch with so many of them has not.
+    pub(crate) fn without_worker(&self, workers: usize) -> Option<String> {
+        let worker = self.workers.iter().find(|worker| usize::from(**worker) >= workers)?;
+        Some(format!(
+            "there is no worker {worker}: the switch has {workers}, from 0 on; set [switch] workers, or --workers"
+        ))
+    }
+
     /// Returns the workers of the port's queue pairs.
     pub(crate) fn owners(&self) -> Owners {
         Owners(self.workers.iter().map(|worker| usize::from(*worker)).collect())
@@ -708,8 +725,8 @@ pub struct ConfigBuilder {
     reserved: Vec<(Place, RawFd)>,
     /// True if there need not be a port.
     may_be_empty: bool,
-    /// The number of workers that ports may name; absent: that of the switch.
-    count: Option<usize>,
+    /// Names of the ports that flags have added.
+    flags: Vec<String>,
     problems: Vec<Problem>,
 }
 
@@ -719,24 +736,36 @@ impl ConfigBuilder {
     #[must_use]
     pub fn file(mut self, path: &Path) -> Self {
         let before = self.ports.len();
+        let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let mut blank = BTreeSet::new();
         self = self.read(path, Self::document);
+        if self.ports.len() == before {
+            blank.insert(absolute(path));
+        }
         let files = drop_ins(path);
+        let directory = drop_in_directory(path);
+        if !directory.exists() {
+            blank.insert(absolute(&directory));
+        }
         let mut drop_ins = BTreeMap::new();
         for file in files.iter().flatten() {
             let before = self.ports.len();
             self = self.read(file, Self::drop_in);
-            let file = std::path::absolute(file).unwrap_or_else(|_| file.clone());
-            drop_ins.extend(self.ports[before..].iter().map(|(_, port)| (port.name.clone(), file.clone())));
+            let (file, ports) = (absolute(file), &self.ports[before..]);
+            if ports.is_empty() {
+                blank.insert(file.clone());
+            }
+            drop_ins.extend(ports.iter().map(|(_, port)| (port.name.clone(), file.clone())));
         }
         if let Err(error) = files {
             let place = Place::new(&path.display().to_string(), None);
             self.problems.push(place.problem("", format!("its drop-in files cannot be listed: {error}")));
         }
         let ports = self.ports[before..].iter().map(|(_, port)| port.name.clone()).collect();
-        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let path = absolute(path);
         let control = self.control.as_ref().map(|(_, path)| path.as_path());
         let settings = settings(control, &self.socket_directories, self.switch);
-        self.file = Some(ConfigFile { path, ports, drop_ins, settings });
+        self.file = Some(ConfigFile { path, ports, drop_ins, blank, settings });
         self.may_be_empty()
     }
 
@@ -804,6 +833,7 @@ impl ConfigBuilder {
 
     fn port_text(mut self, text: &str, place: Place) -> Self {
         if let Some(port) = parse_flag(text, &place, &mut self.problems) {
+            self.flags.push(port.name.clone());
             self.ports.push((place, port));
         }
         self
@@ -813,13 +843,6 @@ impl ConfigBuilder {
     #[must_use]
     pub fn workers(mut self, workers: u16) -> Self {
         self.switch.workers = Some(workers.clamp(1, MAX_WORKERS));
-        self
-    }
-
-    /// Checks ports for a switch that runs with `count` workers, whatever the configuration says of them.
-    #[must_use]
-    pub(crate) fn for_workers(mut self, count: usize) -> Self {
-        self.count = Some(count);
         self
     }
 
@@ -894,14 +917,12 @@ impl ConfigBuilder {
         }
     }
 
-    /// Ports begin with workers that there are.
+    /// Ports that are asked for by a flag begin with workers that there are. A file may have a worker from when there were more: that keeps no switch from
+    /// starting (see [`Owners::of`] and [`Config::oddities`]).
     fn check_workers(&mut self) {
-        let workers = self.count.unwrap_or_else(|| self.switch.workers());
-        for (place, port) in &self.ports {
-            if let Some(worker) = port.workers.iter().find(|worker| usize::from(**worker) >= workers) {
-                let message = format!(
-                    "there is no worker {worker}: the switch has {workers}, from 0 on; set [switch] workers, or --workers"
-                );
+        let workers = self.switch.workers();
+        for (place, port) in self.ports.iter().filter(|(_, port)| self.flags.contains(&port.name)) {
+            if let Some(message) = port.without_worker(workers) {
                 self.problems.push(place.problem("port.worker", message));
             }
         }

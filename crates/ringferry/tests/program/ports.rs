@@ -31,7 +31,7 @@ fn table(place: &Place, name: &str, keys: &str) -> String {
 }
 
 /// The configuration file of the place.
-fn file(place: &Place) -> PathBuf {
+pub fn file(place: &Place) -> PathBuf {
     place.path().join("rf.toml")
 }
 
@@ -41,7 +41,7 @@ fn write(place: &Place, more: &str) {
 }
 
 /// A switch with a configuration file, in its sandbox where tests may be.
-fn start<'a>(place: &'a Place, more: &str) -> Switch<'a> {
+pub fn start<'a>(place: &'a Place, more: &str) -> Switch<'a> {
     write(place, more);
     place.start(ringferry().arg("run").arg(file(place)).arg("--control").arg(place.control()), Vec::new())
 }
@@ -478,6 +478,69 @@ fn what_is_no_order_to_remove_everything_removes_nothing() {
     fs::remove_file(file(&place)).unwrap();
     write(&place, "");
     assert!(place.ctl(&["reload"]).starts_with("all ports are as "));
+    switch.stop();
+}
+
+/// What somebody has written wrong of one machine is not to cost the others what they are given.
+#[test]
+fn a_mistake_in_one_file_keeps_no_other_port_from_being_changed() {
+    let place = Place::new();
+    let switch = start(&place, "");
+    let drop_ins = place.path().join("rf.d");
+    fs::create_dir(&drop_ins).unwrap();
+    fs::write(drop_ins.join("c.toml"), table(&place, "c", "")).unwrap();
+    place.ctl(&["reload"]);
+    fs::write(drop_ins.join("c.toml"), table(&place, "c", "mca = 'x'\n")).unwrap();
+    for port in ["a", "c"] {
+        let said = place.ctl(&["set", port, "vlan=10"]);
+        assert!(said.contains("not kept when the switch ends: ") && said.contains("mca"), "{said}");
+    }
+    let said = place.ctl(&["unset", "a", "vlan"]);
+    assert!(said.contains("not kept when the switch ends: "), "{said}");
+    // A file that makes no sense with the change is another matter: here the address is another port's by then.
+    fs::write(drop_ins.join("c.toml"), table(&place, "c", "static_macs = ['52:54:00:00:00:09']\n")).unwrap();
+    let error = refused(&place, &["set", "a", "static_macs=52:54:00:00:00:09"]);
+    assert!(error.contains("would be refused at the next start"), "{error}");
+    // Half of a file is none, whichever it is.
+    for file in [drop_ins.join("c.toml"), file(&place)] {
+        fs::write(&file, "").unwrap();
+        let error = refused(&place, &["reload"]);
+        assert!(error.contains(&format!("{} has no port any more", file.display())), "{error}");
+        write(&place, "");
+    }
+    fs::rename(&drop_ins, place.path().join("away")).unwrap();
+    let error = refused(&place, &["reload", "--dry-run"]);
+    assert!(error.contains("rf.d is not there any more, which has the port c"), "{error}");
+    assert_eq!(names(&switch), ["a", "b", "c"]);
+    switch.stop();
+}
+
+/// A worker that a port was given when there were more of them is a hint, and no reason for anybody not to have a network.
+#[test]
+fn a_worker_that_there_is_not_any_more_keeps_no_switch_from_starting() {
+    let place = Place::new();
+    let run = |keys: &str| {
+        write(&place, keys);
+        let mut command = ringferry();
+        command.arg("run").arg(file(&place)).arg("--control").arg(place.control());
+        command
+    };
+    let switch = place.start(&mut run("[switch]\nworkers = 2\n"), Vec::new());
+    place.ctl(&["assign", "b", "0", "1"]);
+    let text = fs::read_to_string(file(&place)).unwrap();
+    assert!(text.contains("worker = [1, 1]"), "{text}");
+    switch.stop();
+    fs::write(file(&place), text.replace("workers = 2", "workers = 1")).unwrap();
+    let mut command = ringferry();
+    command.arg("run").arg(file(&place)).arg("--control").arg(place.control());
+    let switch = place.start(&mut command, Vec::new());
+    switch.process.until_logged("port b: there is no worker 1: the switch has 1, from 0 on");
+    let (mut a, mut b) = bystanders(&switch);
+    converse(&mut a, &mut b, 0, 20);
+    // Whoever asks for such a one is told.
+    let error = refused(&place, &["set", "a", "worker=1"]);
+    assert!(error.contains("there is no worker 1"), "{error}");
+    place.ctl(&["set", "b", "vlan=10"]);
     switch.stop();
 }
 

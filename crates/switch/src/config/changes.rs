@@ -59,15 +59,18 @@ impl Config {
                 port.name
             ));
         }
-        self.check_with([(place, port.clone())], workers)?;
-        Ok((port, true))
+        self.check_with([(place, port.clone())])?;
+        match port.without_worker(workers) {
+            Some(message) => Err(format!("{text}: port.worker: {message}")),
+            None => Ok((port, true)),
+        }
     }
 
     /// Compares this configuration, that of a running switch, with what its file says now.
     ///
     /// # Errors
     /// What is in the file does not go with the ports that are not from the file.
-    pub(crate) fn changes(&self, read: &Config, workers: usize) -> Result<Changes, String> {
+    pub(crate) fn changes(&self, read: &Config) -> Result<Changes, String> {
         let (mine, theirs) = (self.file.as_ref(), read.file.as_ref());
         let was_in_file = |name: &str| mine.is_some_and(|file| file.ports.iter().any(|port| port == name));
         let is_in_file = |name: &str| read.ports.iter().any(|port| port.name == name);
@@ -76,11 +79,9 @@ impl Config {
         let file = theirs.or(mine).map_or_else(String::new, |file| file.path.display().to_string());
         let place = Place::new(&file, None);
         let beside = Config { ports: others.clone(), ..self.clone() };
-        beside.check_with(read.ports.iter().map(|port| (place.clone(), port.clone())), workers)?;
-        if read.ports.is_empty() && mine.is_some_and(|file| !file.ports.is_empty()) {
-            return Err(format!(
-                "{file} has no port any more; if that is meant and not half of a file, remove the ports with `ringferry ctl remove`"
-            ));
+        beside.check_with(read.ports.iter().map(|port| (place.clone(), port.clone())))?;
+        if let (Some(mine), Some(theirs)) = (mine, theirs) {
+            mine.check_not_half(theirs)?;
         }
         let mut changes = Changes::default();
         for port in self.ports.iter().filter(|port| was_in_file(&port.name) && !is_in_file(&port.name)) {
@@ -120,20 +121,45 @@ impl Config {
     pub(crate) fn check_change(&self, at: usize, port: &PortConfig, workers: usize) -> Result<(), String> {
         let others = self.ports.iter().enumerate().filter(|(other, _)| *other != at);
         let beside = Config { ports: others.map(|(_, port)| port.clone()).collect(), ..self.clone() };
-        beside.check_with([(Place::default(), port.clone())], workers)
+        beside.check_with([(Place::default(), port.clone())])?;
+        match port.without_worker(workers) {
+            Some(message) if port.workers != self.ports[at].workers => Err(format!("port.worker: {message}")),
+            _ => Ok(()),
+        }
     }
 
     /// Checks whether there could be further ports beside these.
-    fn check_with(
-        &self,
-        further: impl IntoIterator<Item = (Place, PortConfig)>,
-        workers: usize,
-    ) -> Result<(), String> {
+    fn check_with(&self, further: impl IntoIterator<Item = (Place, PortConfig)>) -> Result<(), String> {
         let place = |port: &PortConfig| Place::new(&format!("port {:?}", port.name), None);
         let ports = self.ports.iter().map(|port| (place(port), port.clone())).chain(further).collect();
         let control = self.control.clone().map(|path| (Place::new("the control socket", None), path));
         let all = ConfigBuilder { control, switch: self.switch, ports, ..ConfigBuilder::default() };
-        all.for_workers(workers).may_be_empty().build().map(drop).map_err(|error| error.to_string())
+        all.may_be_empty().build().map(drop).map_err(|error| error.to_string())
+    }
+}
+
+impl ConfigFile {
+    /// Takes a file without any port that had some for half of one, in `now`, and the lack of the directory of drop-in files likewise: neither removes a port.
+    ///
+    /// # Errors
+    /// There is such a one.
+    fn check_not_half(&self, now: &ConfigFile) -> Result<(), String> {
+        for (name, file) in self.ports.iter().filter_map(|name| Some((name, self.with_port(name)?))) {
+            if now.blank.contains(file) {
+                return Err(format!(
+                    "{} has no port any more; if that is meant and not half of a file, remove its ports with `ringferry ctl remove` ({name} ...)",
+                    file.display()
+                ));
+            }
+            let directory = self.drop_ins.get(name).and_then(|file| file.parent());
+            if let Some(directory) = directory.filter(|directory| now.blank.contains(*directory)) {
+                return Err(format!(
+                    "{} is not there any more, which has the port {name}; if that is meant, make it anew and leave it empty",
+                    directory.display()
+                ));
+            }
+        }
+        Ok(())
     }
 }
 

@@ -39,7 +39,7 @@ pub(crate) struct Kept {
 /// # Errors
 /// The directory exists and cannot be read.
 pub fn drop_ins(file: &Path) -> io::Result<Vec<PathBuf>> {
-    let entries = match fs::read_dir(file.with_extension("d")) {
+    let entries = match fs::read_dir(drop_in_directory(file)) {
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             return Ok(Vec::new());
         }
@@ -54,6 +54,11 @@ pub fn drop_ins(file: &Path) -> io::Result<Vec<PathBuf>> {
     });
     files.sort_unstable();
     Ok(files)
+}
+
+/// Returns the directory of a configuration file's drop-in files, which need not be there.
+pub(super) fn drop_in_directory(file: &Path) -> PathBuf {
+    file.with_extension("d")
 }
 
 /// One file of a configuration while it is edited.
@@ -100,7 +105,15 @@ impl Edited {
     fn replace(self, main: &Path, text: Option<String>) -> Result<Vec<PortConfig>, KeepError> {
         let text = text.ok_or_else(|| not_kept(&self.path, "the port cannot be found", &""))?;
         let after = parsed(&self.path, &text).map_err(KeepError::Refused)?;
-        self.check_whole(main, &text)?;
+        if let Err(error) = self.check_whole(main, &text) {
+            // A mistake in the file of another port is not this edit's.
+            return Err(match (error, self.check_whole(main, &self.text)) {
+                (KeepError::Refused(_), Err(before)) => KeepError::NotKept(format!(
+                    "the configuration has changed since the switch was started and cannot be used as it is: {before}"
+                )),
+                (error, _) => error,
+            });
+        }
         replace(&self.target, &text).map_err(|error| not_kept(&self.path, "cannot be written: ", &error))?;
         Ok(after)
     }
@@ -108,7 +121,7 @@ impl Edited {
     /// Checks the whole configuration with this text in place of the file: what makes sense alone may have a name or an address that
     /// another file has.
     fn check_whole(&self, main: &Path, text: &str) -> Result<(), KeepError> {
-        let mut builder = Config::builder().may_be_empty().for_workers(MAX_WORKERS.into());
+        let mut builder = Config::builder().may_be_empty();
         for path in files(main)? {
             let parse = if path == main { ConfigBuilder::document } else { ConfigBuilder::drop_in };
             builder = if path == self.path {
@@ -133,9 +146,9 @@ fn not_kept(path: &Path, what: &str, error: &dyn Display) -> KeepError {
     KeepError::NotKept(format!("{}: {what}{error}", path.display()))
 }
 
-/// Reads the ports in a text, that of the file at `path`. How many workers they may name is said in another file, or by a flag.
+/// Reads the ports in a text, that of the file at `path`.
 fn parsed(path: &Path, text: &str) -> Result<Vec<PortConfig>, ConfigError> {
-    let builder = Config::builder().may_be_empty().for_workers(MAX_WORKERS.into());
+    let builder = Config::builder().may_be_empty();
     builder.toml(&path.display().to_string(), text).build().map(|config| config.ports)
 }
 

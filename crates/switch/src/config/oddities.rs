@@ -6,18 +6,20 @@ use crate::rules::{Rules, Vlans};
 impl Config {
     /// Says what is strange about the rules of ports, in a sentence each, for people.
     pub fn oddities(&self) -> Vec<String> {
-        let odd = |port| self.odd(port).into_iter().map(move |odd| format!("port {}: {odd}", port.name));
+        let workers = self.switch.workers();
+        let odd =
+            |port| self.odd(port, workers).into_iter().map(move |odd| format!("port {}: {odd}", port.name));
         self.ports.iter().flat_map(odd).collect()
     }
 
-    /// Says what is strange about the rules of one port, each behind a semicolon.
-    pub(crate) fn oddities_of(&self, name: &str) -> String {
+    /// Says what is strange about one port in a switch with so many workers, each behind a semicolon.
+    pub(crate) fn oddities_of(&self, name: &str, workers: usize) -> String {
         let port = self.ports.iter().find(|port| port.name == name);
-        port.into_iter().flat_map(|port| self.odd(port)).map(|odd| format!("; {odd}")).collect()
+        port.into_iter().flat_map(|port| self.odd(port, workers)).map(|odd| format!("; {odd}")).collect()
     }
 
-    /// Returns what is strange about the rules of a port beside those of the others.
-    fn odd(&self, port: &PortConfig) -> Vec<String> {
+    /// Returns what is strange about a port beside the others.
+    fn odd(&self, port: &PortConfig, workers: usize) -> Vec<String> {
         let PortConfig { kind, rules, .. } = port;
         let mut odd = Vec::new();
         let is_guest = !matches!(kind, PortKind::Tap(_));
@@ -30,6 +32,9 @@ impl Config {
                 "it has no vlan, so it is a trunk of all VLANs: what its guest sends with a tag of {vid} reaches {access}. \
                  Give it a vlan, or a trunk of those that it is to reach; trunk=1-4094 with native=0 says that it is meant"
             ));
+        }
+        if let Some(without) = port.without_worker(workers) {
+            odd.push(format!("{without}: another worker has its place"));
         }
         odd.extend(locked_out(rules).map(|mac| {
             format!(

@@ -149,9 +149,15 @@ fn a_port_begins_with_a_worker_that_there_is() {
     let config = with(3, "queues = 1\nworker = 2").unwrap();
     assert_eq!(config.ports[0].workers, [2]);
     assert!(config.dump().contains("worker = 2\n"), "{}", config.dump());
-    let error = with(2, "queues = 1\nworker = 2").unwrap_err().to_string();
+    // As `ctl assign` has kept it when there were more workers, which is no reason not to start.
+    let config = with(2, "queues = 1\nworker = 2").unwrap();
+    let [odd] = config.oddities().try_into().unwrap();
+    assert!(odd.starts_with("port rf0: there is no worker 2: the switch has 2, from 0 on"), "{odd}");
+    assert_eq!(config.ports[0].owners().of(0, 2), 0);
+    let error = Config::builder().workers(2).port_flag("tap:rf0,queues=1,worker=2").build().unwrap_err();
+    let error = error.to_string();
     assert!(
-        error.starts_with("rf.toml:3: port.worker: there is no worker 2: the switch has 2, from 0 on"),
+        error.starts_with("--port tap:rf0,queues=1,worker=2: port.worker: there is no worker 2"),
         "{error}"
     );
     for queues in ["", "queues = 2"] {
@@ -310,7 +316,7 @@ fn what_a_file_has_changed_is_told_port_by_port() {
         std::fs::write(&path, text).unwrap();
         Config::from_file(&path).unwrap()
     };
-    assert!(running.changes(&Config::from_file(&path).unwrap(), 2).unwrap().is_empty());
+    assert!(running.changes(&Config::from_file(&path).unwrap()).unwrap().is_empty());
     let text = [
         "[switch]\nmac_age_seconds = 60\n",
         &other,
@@ -320,7 +326,7 @@ fn what_a_file_has_changed_is_told_port_by_port() {
         &ruled,
         "vlan = 7\n",
     ];
-    let changes = running.changes(&read(&text.concat()), 2).unwrap();
+    let changes = running.changes(&read(&text.concat())).unwrap();
     let names = |ports: &[PortConfig]| ports.iter().map(|port| port.name.clone()).collect::<Vec<_>>();
     assert_eq!(changes.removed, ["gone"]);
     assert_eq!(names(&changes.replaced), ["other"]);
@@ -329,8 +335,34 @@ fn what_a_file_has_changed_is_told_port_by_port() {
     assert_eq!(changes.restart, ["mac_age_seconds = 60"]);
     assert_eq!(changes.order, ["other", "kept", "new", "ruled", "flag"]);
     // A new port that has what one of a flag has.
-    let conflict = running.changes(&read("[[port]]\nkind = 'tap'\ntap = 'flag'\nname = 'x'\n"), 2);
+    let conflict = running.changes(&read("[[port]]\nkind = 'tap'\ntap = 'flag'\nname = 'x'\n"));
     assert!(conflict.unwrap_err().ends_with("the tap flag is already used by port \"flag\""));
+}
+
+#[test]
+fn a_file_that_may_be_half_of_one_removes_nothing_whichever_it_is() {
+    let (folder, path) = folder(&tap("main"), &[("a.toml", &tap("a")), ("b.toml", &tap("b"))]);
+    let drop_in = |name: &str| folder.path().join("rf.d").join(name);
+    let mut running = Config::from_file(&path).unwrap();
+    let changes = |running: &Config| running.changes(&Config::from_file(&path).unwrap());
+    for file in [path.clone(), drop_in("a.toml")] {
+        let text = std::fs::read_to_string(&file).unwrap();
+        std::fs::write(&file, "").unwrap();
+        let error = changes(&running).unwrap_err();
+        assert!(error.contains(&format!("{} has no port any more", file.display())), "{error}");
+        std::fs::write(&file, text).unwrap();
+    }
+    std::fs::rename(folder.path().join("rf.d"), folder.path().join("away")).unwrap();
+    let error = changes(&running).unwrap_err();
+    assert!(error.contains("rf.d is not there any more, which has the port a"), "{error}");
+    std::fs::rename(folder.path().join("away"), folder.path().join("rf.d")).unwrap();
+    // A drop-in file that is gone is how a machine goes, and one that `ctl remove` has left empty says nothing.
+    std::fs::remove_file(drop_in("b.toml")).unwrap();
+    assert_eq!(changes(&running).unwrap().removed, ["b"]);
+    std::fs::write(drop_in("a.toml"), "").unwrap();
+    running.file.as_mut().unwrap().forget("a");
+    running.ports.retain(|port| port.name != "a");
+    assert_eq!(changes(&running).unwrap().removed, ["b"]);
 }
 
 #[test]
@@ -382,7 +414,9 @@ proptest! {
             let tables = ports.iter().map(|(port, keys)| format!("{}{keys}", tap(&format!("p{port}"))));
             let text = tables.collect::<String>();
             let config = Config::builder().may_be_empty().toml("rf.toml", &text).workers(2).build().unwrap();
-            Config { file: Some(ConfigFile::of(Path::new("/rf.toml"), &config, BTreeMap::new())), ..config }
+            let path = Path::new("/rf.toml");
+            let blank = config.ports.is_empty().then(|| path.to_owned()).into_iter().collect();
+            Config { file: Some(ConfigFile::of(path, &config, BTreeMap::new(), blank)), ..config }
         };
         let flags: Vec<_> = (0..flags).map(|flag| file(&[(10 + flag as u8, "")]).ports.remove(0)).collect();
         let mut running = file(&before);
@@ -390,10 +424,10 @@ proptest! {
         let read = file(&after);
         if after.is_empty() && !before.is_empty() {
             // Half of a file is no order to remove everything.
-            prop_assert!(running.changes(&read, 2).is_err());
+            prop_assert!(running.changes(&read).is_err());
             return Ok(());
         }
-        let changes = running.changes(&read, 2).unwrap();
+        let changes = running.changes(&read).unwrap();
         let touched = changes.removed.iter().chain(changes.replaced.iter().chain(&changes.changed).map(|port| &port.name));
         for name in touched {
             let same = read.ports.iter().any(|port| port.name == *name && running.ports.contains(port));
@@ -409,7 +443,7 @@ proptest! {
         running.ports.sort_by_key(|port| changes.order.iter().position(|name| *name == port.name));
         running.file.clone_from(&read.file);
         prop_assert_eq!(&running.ports, &[read.ports.clone(), flags].concat());
-        prop_assert!(running.changes(&read, 2).unwrap().is_empty());
+        prop_assert!(running.changes(&read).unwrap().is_empty());
     }
 }
 

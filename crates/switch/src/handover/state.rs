@@ -87,7 +87,7 @@ impl InForce {
     /// This program does not understand it.
     pub(crate) fn read(&self) -> Result<Config, ConfigError> {
         let builder = Config::builder().may_be_empty().toml("the configuration in force", &self.config);
-        let mut config = builder.for_workers(self.workers).build()?;
+        let mut config = builder.build()?;
         config.file = self.file.as_ref().map(|FileState { path, ports, settings, drop_ins }| {
             let drop_ins = drop_ins.iter().map(|(port, path)| (port.clone(), PathBuf::from(path))).collect();
             ConfigFile::read_before(PathBuf::from(path), ports.clone(), settings.clone(), drop_ins)

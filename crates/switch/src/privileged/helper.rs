@@ -59,7 +59,7 @@ impl Charter {
             }
             Request::KeepPort { port } => self.keep_port(&port).map(|()| (Reply::Done, Vec::new())),
             Request::ForgetPort { port } => self.forget_port(&port).map(|reply| (reply, Vec::new())),
-            Request::Read { workers } => self.read(workers).map(|reply| (reply, Vec::new())),
+            Request::Read => self.read().map(|reply| (reply, Vec::new())),
             Request::Tidy => {
                 self.tidy();
                 Ok((Reply::Done, Vec::new()))
@@ -127,7 +127,7 @@ impl Charter {
         let same = |there: &PortConfig| is_as_trusted(there, port);
         let opened = self.opened.values().chain(self.closed.values());
         let mut before = opened.chain(self.set_up.values()).chain(&self.last_read);
-        let in_file = || self.file().and_then(|file| read(file, MAX_WORKERS.into()));
+        let in_file = || self.file().and_then(|file| read(file));
         let start = || self.start.iter().filter_map(|text| one_port(text).ok()).collect();
         self.start_ports.get_or_init(start).iter().any(same)
             || before.any(same)
@@ -229,23 +229,13 @@ impl Charter {
         if is_of_interface && !self.knows(&port) {
             return Err(self.not_as_in_file());
         }
-        self.check_worker(&port)?;
         let Kept { path, same } = keep(self.file()?, &edit, &port)?;
         Ok(Reply::Kept { file: path.to_string_lossy().into_owned(), same })
-    }
-
-    /// The next start refuses a port with a worker that there is not.
-    fn check_worker(&self, port: &PortConfig) -> Result<(), Reply> {
-        match port.workers.iter().find(|worker| usize::from(**worker) >= self.workers) {
-            None => Ok(()),
-            Some(worker) => Err(failed(&format!("there is no worker {worker}"))),
-        }
     }
 
     /// Writes a port into the configuration file. The next start opens it, so it must be one that was admitted.
     fn keep_port(&self, port: &str) -> Result<(), Reply> {
         let port = one_port(port)?;
-        self.check_worker(&port)?;
         match self.opened.get(&port.name) {
             Some(opened) if is_as_trusted(opened, &port) => Ok(keep_port(self.file()?, &port)?),
             _ => Err(failed("that port was not opened while the switch ran")),
@@ -257,13 +247,13 @@ impl Charter {
         Ok(Reply::Kept { file: path.to_string_lossy().into_owned(), same: true })
     }
 
-    fn read(&mut self, workers: usize) -> Result<Reply, Reply> {
-        let config = read(self.file()?, workers)?.with_names().map_err(|text| Reply::Refused { text })?;
+    fn read(&mut self) -> Result<Reply, Reply> {
+        let config = read(self.file()?)?.with_names().map_err(|text| Reply::Refused { text })?;
         let text = config.dump();
-        let drop_ins = config.file.map(|file| file.drop_ins).unwrap_or_default();
+        let (drop_ins, blank) = config.file.map(|file| (file.drop_ins, file.blank)).unwrap_or_default();
         // A reload asks for each of its ports.
         self.last_read = config.ports;
-        Ok(Reply::Config { text, drop_ins })
+        Ok(Reply::Config { text, drop_ins, blank })
     }
 }
 
@@ -308,15 +298,15 @@ impl From<KeepError> for Reply {
     }
 }
 
-/// Reads the configuration file, in which ports may name `workers` workers.
-fn read(file: &Path, workers: usize) -> Result<Config, Reply> {
-    let config = Config::builder().regular_file(file).for_workers(workers).build();
+/// Reads the configuration file.
+fn read(file: &Path) -> Result<Config, Reply> {
+    let config = Config::builder().regular_file(file).build();
     config.map_err(|error| Reply::Refused { text: error.to_string() })
 }
 
 /// Reads a configuration that must have one port.
 fn one_port(text: &str) -> Result<PortConfig, Reply> {
-    let config = Config::builder().toml("the port", text).for_workers(MAX_WORKERS.into()).build();
+    let config = Config::builder().toml("the port", text).build();
     let mut config = config.map_err(|error| Reply::Refused { text: error.to_string() })?;
     match (config.ports.pop(), config.ports.is_empty()) {
         (Some(port), true) => Ok(port),

@@ -71,8 +71,6 @@ pub struct Charter {
     start: Vec<String>,
     /// True if a port was for Xen guests at the start, so that the sandbox has Xen's devices.
     has_xen: bool,
-    /// Number of workers that ports in the configuration file may name.
-    workers: usize,
     /// The same ports, once they have been asked for.
     #[serde(skip)]
     start_ports: OnceCell<Vec<PortConfig>>,
@@ -112,7 +110,6 @@ impl Charter {
         let mut charter = Charter {
             file: config.file.as_ref().map(|file| Bytes::from(file.path.as_path())),
             control: Some(control.into()),
-            workers: config.switch.workers(),
             connect_in: config.socket_directories.iter().map(|path| path.as_path().into()).collect(),
             ..Charter::default()
         };
@@ -342,26 +339,20 @@ impl Privileges {
         }
     }
 
-    /// Reads the configuration file at `path`, in which ports may name `workers` workers.
+    /// Reads the configuration file at `path`.
     ///
     /// # Errors
     /// All that is wrong with the file, for people.
-    pub(crate) fn read(
-        &self,
-        path: &Path,
-        workers: usize,
-        meanwhile: Meanwhile<'_>,
-    ) -> Result<Config, String> {
-        let parse =
-            |builder: ConfigBuilder| builder.for_workers(workers).build().map_err(|error| error.to_string());
+    pub(crate) fn read(&self, path: &Path, meanwhile: Meanwhile<'_>) -> Result<Config, String> {
+        let parse = |builder: ConfigBuilder| builder.build().map_err(|error| error.to_string());
         let Some(helper) = &self.0 else {
             return parse(Config::builder().regular_file(path)).and_then(Config::with_names);
         };
-        match ask_well(helper, &Request::Read { workers }, meanwhile)? {
-            (Reply::Config { text, drop_ins }, _) => {
+        match ask_well(helper, &Request::Read, meanwhile)? {
+            (Reply::Config { text, drop_ins, blank }, _) => {
                 let name = path.display().to_string();
                 let config = parse(Config::builder().may_be_empty().toml(&name, &text))?;
-                Ok(Config { file: Some(ConfigFile::of(path, &config, drop_ins)), ..config })
+                Ok(Config { file: Some(ConfigFile::of(path, &config, drop_ins, blank)), ..config })
             }
             _ => Err(MISUNDERSTOOD.to_owned()),
         }

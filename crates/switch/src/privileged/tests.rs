@@ -321,7 +321,7 @@ fn a_helper_opens_ports_where_the_configuration_has_some_and_keeps_them() {
         assert_eq!(helper.keep_port(&path, &port, &mut || ()).is_ok(), admitted, "{place}{keys}");
         if admitted {
             assert!(helper.open(&port, 2, &mut || ()).is_err(), "it is open already");
-            let read = helper.read(&path, 1, &mut || ()).unwrap();
+            let read = helper.read(&path, &mut || ()).unwrap();
             assert_eq!(read.ports.last(), Some(&port));
             assert_eq!(read.ports.last(), Config::from_file(&path).unwrap().ports.last());
         }
@@ -352,7 +352,7 @@ fn a_helper_opens_ports_where_the_configuration_has_some_and_keeps_them() {
     assert!(fixture.folder.path().join("elsewhere/vm6.sock").exists());
     // The file is read anew, mistakes included.
     fs::write(&path, "[[port]]\nkind = 'tap'\n").unwrap();
-    let error = helper.read(&path, 1, &mut || ()).unwrap_err();
+    let error = helper.read(&path, &mut || ()).unwrap_err();
     assert!(error.contains("rf.toml:1: port.tap: must be given"), "{error}");
     drop(helper);
     thread.join().unwrap().unwrap();
@@ -438,7 +438,7 @@ fn request() -> impl Strategy<Value = Request> {
         2 => port.prop_map(|port| Request::KeepPort { port }),
         1 => Just(Request::Open { port: "[[port]]\nkind = 'tap'\ntap = 'lo'\n".to_owned(), workers: 1 }),
         1 => name.prop_map(|port| Request::Close { port }),
-        1 => any::<usize>().prop_map(|workers| Request::Read { workers }),
+        1 => Just(Request::Read),
         1 => Just(Request::Tidy),
     ]
 }

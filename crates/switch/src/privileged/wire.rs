@@ -1,6 +1,6 @@
 //! The messages between switch and helper: one JSON object a line, and descriptors with some replies.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -71,10 +71,7 @@ pub(super) enum Request {
         port: String,
     },
     /// Read the configuration file; the reply carries the configuration.
-    Read {
-        /// Number of workers that ports may name.
-        workers: usize,
-    },
+    Read,
     /// Remove the files of the switch's sockets that nobody listens on.
     Tidy,
 }
@@ -102,6 +99,9 @@ pub(super) enum Reply {
         text: String,
         /// The drop-in files of the ports that are in one.
         drop_ins: BTreeMap<String, PathBuf>,
+        /// What may be half of something ([`ConfigFile`](crate::config::ConfigFile)).
+        #[serde(default)]
+        blank: BTreeSet<PathBuf>,
     },
     /// The configuration file makes no sense, or would make none after the change; it is as it was.
     Refused {

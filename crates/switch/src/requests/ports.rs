@@ -85,6 +85,7 @@ impl Requests<'_> {
             }
             return Err(self.not_an_entry(name));
         };
+        let forgotten = self.forget_changes(name);
         self.unplug(name);
         let port = self.config.ports.remove(at);
         let (persistent, mut note) = if self.is_in_file(name) {
@@ -99,8 +100,24 @@ impl Requests<'_> {
         if let Some(tap) = port.kind.lasting_interface() {
             note += &format!("; the interface {tap} stays until you remove it (ip link delete {tap})");
         }
+        note += &forgotten;
         tracing::info!(port = name, persistent, "the port is removed ({note})");
         Ok(PortChange { port: name.to_owned(), done: PortAction::Removed, persistent, note })
+    }
+
+    /// Forgets what was changed of a port for a while, as it is removed for good: its link, and mirrors of it and to it. Says what of that there was, each
+    /// behind a semicolon. Call it while the port is there.
+    fn forget_changes(&mut self, name: &str) -> String {
+        let mut told = String::new();
+        for interface in self.ports.names_of(name) {
+            for (from, to) in self.mirrors.forget(&interface, self.workers) {
+                told += &format!("; {from} is mirrored to {to} no more");
+            }
+            if self.links.forget(&interface) {
+                told += "; that its link is down is forgotten with it";
+            }
+        }
+        told
     }
 
     /// Removes a port that was drained, or whose time to be drained is up.
@@ -126,7 +143,7 @@ impl Requests<'_> {
 
     /// Says what is strange about the rules of a port that was changed, behind a semicolon, and logs it: as a start does.
     pub(super) fn remark(&self, port: &str) -> String {
-        let odd = self.config.oddities_of(port);
+        let odd = self.config.oddities_of(port, self.workers.count());
         if let Some(text) = odd.strip_prefix("; ") {
             tracing::warn!(port, "{text}");
         }
@@ -143,14 +160,15 @@ impl Requests<'_> {
     fn read_again(&mut self, dry_run: bool) -> Result<Reload, String> {
         let file = self.config.file.as_ref().ok_or(NO_FILE)?;
         let shown = file.path.display().to_string();
-        let (privileges, path, count) = (self.privileges, file.path.clone(), self.workers.count());
-        let read = privileges.read(&path, count, &mut || self.serve_ports())?;
+        let (privileges, path) = (self.privileges, file.path.clone());
+        let read = privileges.read(&path, &mut || self.serve_ports())?;
         self.serve_ports();
-        let found = self.config.changes(&read, self.workers.count())?;
+        let found = self.config.changes(&read)?;
+        let workers = self.workers.count();
         let mut reload = Reload { file: shown, dry_run, restart: found.restart, ..Reload::default() };
         let mut step = |port: &str, action: PortAction, what: String, result: Result<(), String>| {
             let logged = reload.steps.len() < MAX_LOGGED && !dry_run;
-            let odd = read.oddities_of(port);
+            let odd = read.oddities_of(port, workers);
             match &result {
                 Ok(()) if logged => {
                     tracing::info!(port, "reload: {}: {what}", action.participle());
@@ -167,11 +185,13 @@ impl Requests<'_> {
             reload.steps.push(ReloadStep { port: port.to_owned(), action, what, error: result.err() });
         };
         for name in &found.removed {
+            let mut what = "it is not in the file any more".to_owned();
             if !dry_run {
+                what += &self.forget_changes(name);
                 self.unplug(name);
                 self.config.ports.retain(|port| port.name != *name);
             }
-            step(name, PortAction::Removed, "it is not in the file any more".to_owned(), Ok(()));
+            step(name, PortAction::Removed, what, Ok(()));
             self.serve_ports();
         }
         // All go before the first comes, as one may have the socket of another.
