@@ -1,15 +1,20 @@
 //! `ringferry keep`: runs a switch, keeps what the next one needs if that is killed, and starts the next one at once.
 //!
+//! The program that it starts is the one that lies where its own lay, so that the next switch after an upgrade is the newer program. One that cannot serve
+//! is followed by this process's own, with the same.
+//!
 //! It is what systemd is to a service with `FileDescriptorStoreMax=`, for where there is no systemd, and speaks the same protocol (sd_notify(3),
 //! `FDSTORE=1`). It parses nothing that a guest has written, holds descriptors by name, and has nothing else to do.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::fs::Permissions;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
@@ -32,6 +37,9 @@ const USUAL: u64 = 1024;
 
 /// Descriptors that this process has for itself, and for messages that it has not read yet.
 const OWN: usize = 64;
+
+/// The file of this process's program, also when it lies nowhere any more.
+const OWN_PROGRAM: &str = "/proc/self/exe";
 
 /// The number of the first descriptor that a switch inherits.
 const FIRST: i32 = 3;
@@ -101,13 +109,25 @@ pub fn run(args: &KeepArgs) -> Result<(), Error> {
     };
     let signals = Signals::new(&[Signal::TERM, Signal::INT, Signal::HUP, Signal::USR1, Signal::USR2])?;
     let mut starts = Vec::new();
+    let mut program = Program::own();
     loop {
-        let mut command = Command::new("/proc/self/exe");
+        let (path, is_own) = program.path();
+        let mut command = Command::new(path);
         command.arg0("ringferry").arg("kept").args(&arguments);
         command.env("NOTIFY_SOCKET", &socket).env("FDSTORE", keeper.most.to_string());
-        let child = keeper.start(command)?;
+        let child = match keeper.start(command) {
+            Err(error) if !is_own => {
+                program.give_up(&error);
+                continue;
+            }
+            started => started?,
+        };
         let killed = match keeper.serve(child, &signals)? {
             End::Orderly => return Ok(()),
+            End::Failed(status) if !keeper.was_ready && !is_own => {
+                program.give_up(&status);
+                continue;
+            }
             // What could not go on with what is kept may be able to begin afresh.
             End::Failed(status) if !keeper.was_ready && !keeper.kept.is_empty() => {
                 keeper.kept.clear();
@@ -134,6 +154,42 @@ pub fn run(args: &KeepArgs) -> Result<(), Error> {
             descriptors = keeper.kept.len(),
             "the switch was killed ({killed}), and is started again"
         );
+    }
+}
+
+/// The program that is started.
+struct Program {
+    /// Where that of this process lay at its start; `None`, once what lies there cannot serve.
+    path: Option<PathBuf>,
+    /// It is this very file.
+    own: Option<(u64, u64)>,
+}
+
+impl Program {
+    fn own() -> Program {
+        let id = |path: &Path| std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
+        let path = std::env::current_exe().ok();
+        Program { own: path.as_deref().and_then(id), path }
+    }
+
+    /// Returns the path of the program, and whether it is that of this process. Only its owner can have put another one there: whoever may change what root, or this
+    /// process's user, starts.
+    fn path(&self) -> (&Path, bool) {
+        let newer = self.path.as_deref().filter(|path| {
+            std::fs::metadata(path).is_ok_and(|file| {
+                file.is_file() && file.mode() & 0o111 != 0 && Some((file.dev(), file.ino())) != self.own
+            })
+        });
+        newer.map_or((Path::new(OWN_PROGRAM), true), |path| (path, false))
+    }
+
+    fn give_up(&mut self, why: &dyn Display) {
+        if let Some(path) = self.path.take() {
+            tracing::error!(
+                "the program that is at {} by now cannot serve ({why}): the one that keeps the switch is started",
+                path.display()
+            );
+        }
     }
 }
 
@@ -179,7 +235,7 @@ fn sort_out(arguments: &[OsString]) -> Result<(Vec<OsString>, Option<Ready>), Er
 
 /// `ringferry kept`: becomes `ringferry run` with the descriptors that its parent has passed, which are for this very process.
 pub fn become_run(arguments: &[OsString]) -> io::Error {
-    let mut command = Command::new("/proc/self/exe");
+    let mut command = Command::new(OWN_PROGRAM);
     command
         .arg0("ringferry")
         .arg("run")

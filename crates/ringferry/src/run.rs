@@ -173,6 +173,13 @@ impl Process {
         }
     }
 
+    /// Returns true if the manager of this process would keep the switch, and is another one than `manager`.
+    fn is_kept_beside(&self, manager: &Notifier) -> bool {
+        systemd::store_limit() > 0
+            && self.manager.connection().is_some()
+            && !self.manager.has_manager_of(manager)
+    }
+
     /// Says that the switch is ready, and runs it.
     fn serve(mut self, mut switch: Switch, ready: Option<Ready>) -> Result<(), Error> {
         let _ = self.manager.ready();

@@ -170,9 +170,9 @@ impl OpenSwitch {
         }
     }
 
-    /// Returns true if it goes on with the service manager of the process before.
-    pub fn has_manager(&self) -> bool {
-        self.handed.as_ref().is_some_and(Handed::has_manager)
+    /// Returns the service manager of the process before, if it goes on with that.
+    pub fn manager(&self) -> Option<&Notifier> {
+        self.handed.as_ref().and_then(Handed::notifier)
     }
 
     /// Has the service manager keep what the next process needs if this one is killed.

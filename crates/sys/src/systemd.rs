@@ -78,6 +78,16 @@ impl Notifier {
         Ok(Notifier(self.0.as_ref().map(UnixDatagram::try_clone).transpose()?))
     }
 
+    /// Returns true if both tell the same manager.
+    pub fn has_manager_of(&self, other: &Notifier) -> bool {
+        let peer = |notifier: &Notifier| {
+            let address = notifier.0.as_ref()?.peer_addr().ok()?;
+            let name = address.as_pathname().map(|path| path.as_os_str().as_bytes().to_vec());
+            name.or_else(|| Some([b"@", address.as_abstract_name()?].concat()))
+        };
+        peer(self).is_some_and(|name| peer(other) == Some(name))
+    }
+
     /// Makes one that tells the other end of a connected socket.
     pub fn of(connection: UnixDatagram) -> Notifier {
         Notifier(Some(connection))

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-use ringferry_switch::Successor;
+use ringferry_switch::{SuccessionError, Successor};
 use ringferry_sys::process::{Spawn, spawn};
 use ringferry_sys::signal::Signal;
 
@@ -48,7 +48,11 @@ pub(super) fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
     let mut process = Process::begin(args, &config, &control, no_helper)?;
     let privileges = process.privileges.0.clone();
     let taken = successor.open(privileges.clone().unwrap_or_default()).and_then(|switch| {
-        let switch = if switch.has_manager() { switch } else { process.keep(switch) };
+        let switch = match switch.manager() {
+            Some(manager) if process.is_kept_beside(manager) => return Err(SuccessionError::Kept),
+            Some(_) => switch,
+            None => process.keep(switch),
+        };
         if privileges.is_some() {
             sandbox::enter(&config);
         }

@@ -2,8 +2,8 @@
 
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
-use std::process::Command;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -350,6 +350,71 @@ fn a_killed_keeper_is_noticed_and_another_one_takes_over() {
     drop(switch);
     kill(&place);
     keeper.stop();
+}
+
+/// Either keeper would start another switch, and end it at its own end.
+#[test]
+fn a_switch_that_is_kept_is_not_kept_by_a_second_one() {
+    let place = Place::new();
+    let switch = start(&place, &["a"]);
+    let before = pid(&place);
+    let mut command = ringferry();
+    command.args(["keep", "--", "--replace", "--control"]).arg(place.control());
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        !output.status.success() && said.contains("is kept by another `ringferry keep` already"),
+        "{said}"
+    );
+    assert_eq!(pid(&place), before);
+    // To take over from the switch alone is another matter.
+    let mut command = ringferry();
+    command.args(["run", "--replace", "--background", "--control"]).arg(place.control());
+    // Its log goes on where this one's does.
+    assert!(command.stderr(Stdio::null()).status().unwrap().success());
+    assert_ne!(pid(&place), before);
+    until_kept(&switch, "\"name\":\"a\"", 1);
+    kill(&place);
+    switch.stop();
+}
+
+/// After an upgrade the switch that follows one that was killed is not the old one.
+#[test]
+fn the_program_that_is_started_is_the_one_that_lies_there_if_it_can_serve() {
+    let place = Place::new();
+    let path = place.path().join("ringferry");
+    let install = || {
+        let newer = place.path().join("newer");
+        std::fs::copy(ringferry().get_program(), &newer).unwrap();
+        std::fs::rename(&newer, &path).unwrap();
+        std::fs::metadata(&path).unwrap().ino()
+    };
+    let first = install();
+    let mut command = Command::new(&path);
+    command.args(keep(&place, &["a", "b"]).get_args());
+    let switch = place.start(&mut command, Vec::<(OwnedFd, i32)>::new());
+    let options = Options { inflight: false, ..Options::default() };
+    let [mut a, mut b] = [("a", 1), ("b", 2)].map(|(port, number)| switch.plug(port, number, options));
+    acquaint(&mut [&mut a, &mut b]);
+    let runs = || std::fs::metadata(format!("/proc/{}/exe", pid(&place).unwrap())).map(|file| file.ino());
+    let mut follows = |program: u64| {
+        until_kept(&switch, "\"enabled\":true", 4);
+        kill(&place);
+        // A process in its sandbox is looked at by root alone.
+        assert!(runs().is_ok_and(|inode| inode == program) || may("root, to look at the switch", false));
+        flush_out(&mut a, &mut b, 1);
+        converse(&mut a, &mut b, 1000, 20);
+    };
+    follows(first);
+    let second = install();
+    follows(second);
+    // What an upgrade leaves that failed.
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, "#!/bin/sh\nexit 3\n").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    follows(first);
+    switch.process.until_logged("cannot serve (exit status: 3): the one that keeps the switch is started");
+    switch.stop();
 }
 
 #[test]

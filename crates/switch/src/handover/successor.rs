@@ -60,6 +60,12 @@ pub enum SuccessionError {
          run it there (`nsenter --net=/proc/{0}/ns/net ringferry run --replace`)"
     )]
     Elsewhere(u32),
+    /// Whoever has started this process would keep the switch, and somebody does so already.
+    #[error(
+        "the running switch is kept by another `ringferry keep` already, or by systemd, which would start another one beside this if it is killed: `ringferry run --replace` \
+         takes over from the switch alone, and leaves it with whoever keeps it"
+    )]
+    Kept,
     /// Its configuration makes no sense to this program.
     #[error("this program refuses the configuration in force:\n{0}")]
     Config(#[from] ConfigError),
@@ -275,9 +281,9 @@ impl Handed {
         }
     }
 
-    /// Returns true if there is a service manager to go on with.
-    pub(crate) fn has_manager(&self) -> bool {
-        self.manager.is_some()
+    /// The connection to the service manager.
+    pub(crate) fn notifier(&self) -> Option<&Notifier> {
+        self.manager.as_ref().map(|(notifier, _)| notifier)
     }
 
     /// Takes the connection to the service manager, with the time within which that wants to hear that the switch is alive.
