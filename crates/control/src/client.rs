@@ -34,7 +34,9 @@ pub enum ControlError {
     )]
     Permission(PathBuf),
     /// No answer in time.
-    #[error("ringferry does not answer on control socket {path:?}: {who}")]
+    #[error(
+        "ringferry does not answer on control socket {path:?}: {who} (a change that was asked for may be made when it goes on)"
+    )]
     Silent {
         /// The path.
         path: PathBuf,

@@ -104,9 +104,9 @@ fn ports_that_carry_nothing_say_why() {
     expect(
         &place,
         &["c"],
-        "queue-broken",
+        "queue-refused",
         Effect::Loses,
-        "queue 0, a receiveq: it has 256 entries, and the port's queue_size allows 128",
+        "A ring of c is not served: queue 0, a receiveq: it has 256 entries, and the port's queue_size allows 128",
     );
     drop(large);
     let small = switch.plug("c", 3, Options { rx: 128, ..Options::default() });

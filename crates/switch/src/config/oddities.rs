@@ -33,6 +33,19 @@ impl Config {
                  Give it a vlan, or a trunk of those that it is to reach; trunk=1-4094 with native=0 says that it is meant"
             ));
         }
+        let mac_of = |port: &PortConfig| match &port.kind {
+            PortKind::VhostUser(vhost) => vhost.mac,
+            _ => None,
+        };
+        // Of two that have one it is the second that is odd.
+        let before = self.ports.iter().take_while(|other| other.name != port.name);
+        let is_same = |other: &&PortConfig| mac_of(other).is_some() && mac_of(other) == mac_of(port);
+        if let Some(other) = before.into_iter().find(is_same) {
+            odd.push(format!(
+                "its mac is that of {}, too: what is sent to it reaches whoever spoke last",
+                other.name
+            ));
+        }
         if let Some(without) = port.without_worker(workers) {
             odd.push(format!("{without}: another worker has its place"));
         }
@@ -73,6 +86,10 @@ mod tests {
             "{found}"
         );
         let (one, other) = ("52:54:00:00:00:01", "52:54:00:00:00:02");
+        let with = |socket: &str, mac: &str| format!("vhost-user:/{socket}.sock,mac={mac}");
+        assert_eq!(odd(&[&with("a", one), &with("b", other), "vhost-user:/c.sock"]), [""; 0]);
+        let [found] = odd(&[&with("a", one), &with("b", one)]).try_into().unwrap();
+        assert!(found.starts_with("port b: its mac is that of a, too"), "{found}");
         assert_eq!(odd(&[&format!("tap:t0,static_macs={one},allowed_macs={one}")]), [""; 0]);
         assert_eq!(odd(&[&format!("tap:t0,static_macs={one}")]), [""; 0]);
         let [found] = odd(&[&format!("tap:t0,static_macs={one},allowed_macs={other}")]).try_into().unwrap();

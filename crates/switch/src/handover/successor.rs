@@ -57,9 +57,15 @@ pub enum SuccessionError {
     /// It is in another network namespace, and has taps there.
     #[error(
         "the running switch is in another network namespace than this process, which could not look after its taps from here: \
-         run it there (`nsenter --net=/proc/{0}/ns/net ringferry run --replace`)"
+         run it there (`nsenter --net=/proc/{pid}/ns/net ringferry run --replace --control {}`)",
+        control.display()
     )]
-    Elsewhere(u32),
+    Elsewhere {
+        /// The running switch.
+        pid: u32,
+        /// Its control socket.
+        control: PathBuf,
+    },
     /// Whoever has started this process would keep the switch, and somebody does so already.
     #[error(
         "the running switch is kept by another `ringferry keep` already, or by systemd, which would start another one beside this if it is killed: `ringferry run --replace` \
@@ -144,7 +150,7 @@ impl Successor {
         let config = hello.in_force.read()?;
         let is_elsewhere = hello.network.is_some_and(|network| Some(network) != FileId::of_network());
         if is_elsewhere && config.ports.iter().any(ports::has_interface) {
-            return Err(SuccessionError::Elsewhere(pid));
+            return Err(SuccessionError::Elsewhere { pid, control: control.to_owned() });
         }
         Ok(Successor { channel, hello, config, control: control.to_owned(), pid })
     }

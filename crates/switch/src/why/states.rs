@@ -11,6 +11,7 @@ use ringferry_control::why::{Effect, NOT_CONNECTED, OUT_OF_SERVICE};
 use super::{Findings, Known, recent, times};
 use crate::ports::tap::{BRIDGE_DOWN, INTERFACE_AWAY, INTERFACE_LOST, INTERFACE_MOVED, NO_BRIDGE};
 use crate::ports::vhost::control::{MEMORY_REFUSED, SOCKET_REMOVED};
+use crate::ports::vhost::device::QUEUE_SIZE_ALLOWS;
 use crate::stalls::is_start;
 
 /// Looks for states in which a port carries nothing.
@@ -143,7 +144,7 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
             100.0,
             format!("{name}: {fault}."),
             if fault.contains(INTERFACE_MOVED) {
-                "Rename it back while it is down (`ip link set NAME name OLD`), or move it back (`ip -n NETNS link set NAME netns 1`), set it up, and have its settings set again: `ringferry ctl reload`."
+                "Rename it back while it is down (`ip link set NAME name OLD`), or move it back (`ip -n NETNS link set NAME netns PID`, with the number of the switch's process), set it up, and have its settings set again: `ringferry ctl reload`."
             } else if fault.starts_with(BRIDGE_DOWN) {
                 "Set the bridge up, as it says."
             } else if fault.starts_with(INTERFACE_LOST) {
@@ -179,9 +180,22 @@ fn look_at_broken(port: &PortSnapshot, findings: &mut Findings) {
     let which = broken.map_or_else(String::new, |(queue, reason)| {
         format!(": queue {}, a {}: {reason}", queue.index, queue.role.name())
     });
+    let effect = if queues.iter().any(QueueSnapshot::runs) { Effect::Loses } else { Effect::Stops };
+    if which.contains(QUEUE_SIZE_ALLOWS) {
+        return findings.add(
+            "queue-refused",
+            effect,
+            100.0,
+            format!("A ring of {name} is not served{which}."),
+            format!(
+                "`ringferry ctl set {name} queue_size=ENTRIES`, or a smaller ring in the VM's configuration (rx_queue_size, tx_queue_size); then stop the VM and start it: a guest that \
+                 reboots keeps the connection, and with it what was agreed on."
+            ),
+        );
+    }
     findings.add(
         "queue-broken",
-        if queues.iter().any(QueueSnapshot::runs) { Effect::Loses } else { Effect::Stops },
+        effect,
         100.0,
         format!("The guest's driver has broken the rules of a ring of {name}{which}."),
         "Reboot the guest, or bind its driver anew: the queue stays broken until then. Report it, if the driver is a released one.",

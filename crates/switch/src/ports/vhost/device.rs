@@ -173,10 +173,13 @@ impl PortDevice {
     }
 }
 
+/// What tells a ring that is refused from one that has broken, in what is said of either.
+pub(crate) const QUEUE_SIZE_ALLOWS: &str = "the port's queue_size allows";
+
 /// The reason why a ring that a front end has started is not served.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "it has {size} entries, and the port's queue_size allows {limit}: raise that, or make the VM's ring smaller"
+    "it has {size} entries, and {QUEUE_SIZE_ALLOWS} {limit}: raise that, or make the VM's ring smaller, and have its front end connect anew"
 )]
 struct TooLarge {
     size: u16,

@@ -14,7 +14,7 @@ mod ahead;
 mod allowance;
 pub(crate) mod config;
 pub(crate) mod control;
-mod device;
+pub(crate) mod device;
 mod faults;
 mod handover;
 pub(crate) mod queues;
