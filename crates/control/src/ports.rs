@@ -73,6 +73,9 @@ pub struct Reload {
     pub steps: Vec<ReloadStep>,
     /// Settings that the file has changed and that need a restart.
     pub restart: Vec<String>,
+    /// What is wrong with ports that are as the file has them, and that no reload mends: the name and the fault of each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub faults: Vec<String>,
 }
 
 /// The part of a reload that is about one port. Either all of it is done, or the port is as it was.
@@ -114,6 +117,9 @@ impl Reload {
         for setting in &self.restart {
             text += &format!("! {setting}; this needs a restart\n");
         }
+        for fault in &self.faults {
+            text += &format!("? {fault}; no reload mends that: `ringferry ctl why` says more\n");
+        }
         let failed = self.steps.iter().filter(|step| step.error.is_some()).count();
         text + &match (self.steps.len(), self.dry_run) {
             (0, _) => format!("all ports are as {} has them\n", self.file),
@@ -154,6 +160,8 @@ mod tests {
             "- a: a thing\n~ b: a thing\n+ c: a thing\n  not done: no room\n! workers is 1, not 2; this needs a restart\n\
              2 ports have changed, 1 could not\n"
         );
+        reload.faults = vec!["d: the interface was renamed".to_owned()];
+        assert!(reload.to_text().contains("\n? d: the interface was renamed; no reload mends that"));
         reload.steps.truncate(1);
         assert!(reload.to_text().ends_with("1 port has changed\n") && !reload.has_failed());
         reload.dry_run = true;

@@ -249,6 +249,9 @@ impl Requests<'_> {
             step(&name, PortAction::Changed, what, done);
             self.serve_ports();
         }
+        let faulty = self.ports.snapshots().into_iter().filter(|port| !touched(&port.name));
+        let faults = faulty.filter_map(|port| Some((port.name, port.fault?)));
+        let faults: Vec<_> = faults.collect();
         for port in &found.added {
             let done = if dry_run { self.can_plug(port) } else { self.plug(port) };
             if done.is_ok() && !dry_run {
@@ -267,6 +270,10 @@ impl Requests<'_> {
                 file.drop_ins = read.file.map(|file| file.drop_ins).unwrap_or_default();
             }
         }
+        // What a step has seen to is not seen to be mended yet.
+        let is_seen_to = |name: &str| reload.steps.iter().any(|step| step.port == name);
+        let left = faults.into_iter().filter(|(name, _)| !is_seen_to(name));
+        reload.faults = left.map(|(name, fault)| format!("{name}: {fault}")).collect();
         Ok(reload)
     }
 
