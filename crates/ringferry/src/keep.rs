@@ -180,7 +180,10 @@ impl Program {
                 file.is_file() && file.mode() & 0o111 != 0 && Some((file.dev(), file.ino())) != self.own
             })
         });
-        newer.map_or((Path::new(OWN_PROGRAM), true), |path| (path, false))
+        match newer {
+            Some(path) => (path, false),
+            None => (Path::new(OWN_PROGRAM), true),
+        }
     }
 
     fn give_up(&mut self, why: &dyn Display) {

@@ -127,7 +127,7 @@ impl Charter {
         let same = |there: &PortConfig| is_as_trusted(there, port);
         let opened = self.opened.values().chain(self.closed.values());
         let mut before = opened.chain(self.set_up.values()).chain(&self.last_read);
-        let in_file = || self.file().and_then(|file| read(file));
+        let in_file = || self.file().and_then(read);
         let start = || self.start.iter().filter_map(|text| one_port(text).ok()).collect();
         self.start_ports.get_or_init(start).iter().any(same)
             || before.any(same)
