@@ -7,7 +7,7 @@ declare -A TESTPMD_COMMANDS=()
 
 # testpmd_start NAME VDEV... -- [ARGUMENT...]: returns when it forwards. Not interactive: it prints counters each second and ends on
 # SIGTERM. With INTERACTIVE=1 it takes commands: testpmd_tell.
-# With SIMD=512 DPDK may use AVX-512, which its packed vectorized path needs and which is off by default.
+# With TESTPMD_IN=NAME it runs in that namespace. With SIMD=512 DPDK may use AVX-512, which its packed vectorized path needs and which is off by default.
 testpmd_start() {
     local name=$1 devices=() last mode=(--stats-period 1) STDIN='' commands
     shift
@@ -23,7 +23,7 @@ testpmd_start() {
     shift
     last=$(($(nproc) - 1))
     # One worker. Both threads may run on any CPU: ringferry, the kernels behind the taps and testpmd's endless polling share two.
-    RUNTIME_DIRECTORY=$RUN spawn "$name" stdbuf -oL dpdk-testpmd --lcores "0@(0-$last),1@(0-$last)" --no-pci --no-huge -m 192 \
+    RUNTIME_DIRECTORY=$RUN spawn "$name" ${TESTPMD_IN:+ip netns exec "$PREFIX$TESTPMD_IN"} stdbuf -oL dpdk-testpmd --lcores "0@(0-$last),1@(0-$last)" --no-pci --no-huge -m 192 \
         --no-telemetry --file-prefix="$name" --log-level='pmd.net.virtio.*:info' ${SIMD:+--force-max-simd-bitwidth="$SIMD"} "${devices[@]}" -- \
         --nb-cores=1 --total-num-mbufs=16384 --no-flush-rx "${mode[@]}" "$@"
     wait_for 15 testpmd_runs "$name" || fail "$name did not start within 15 s"
