@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::budget::MapBudget;
+use crate::guest::GuestMemory;
 use crate::region::{MapError, Region, RegionSpec};
 
 /// Size in bytes of the piece of guest memory that a bit stands for, whatever the size of a page of either host
@@ -58,10 +59,11 @@ impl DirtyLog {
         }
     }
 
-    /// Records that all of guest memory may have been written, as by a writer that was killed before it could say what.
-    pub fn mark_all(&self) {
-        for byte in (0..self.region.spec().size).filter_map(|at| self.byte(at)) {
-            byte.store(0xff, Ordering::Release);
+    /// Records that all of this guest memory may have been written, as by a writer that was killed before it could say what. What else the log has bits for, which
+    /// may be as many as its peer likes, is not touched.
+    pub fn mark_all(&self, memory: &GuestMemory) {
+        for RegionSpec { guest_addr, size, .. } in memory.regions().iter().map(|region| *region.spec()) {
+            self.mark(guest_addr, usize::try_from(size).unwrap_or(usize::MAX));
         }
     }
 
@@ -142,6 +144,21 @@ mod tests {
         for (size, offset) in [(0, 0), (4097, 0), (1, 4096), (u64::MAX, 1), (4096, u64::MAX - 4095)] {
             assert!(DirtyLog::map_within(file.fd(), size, offset, &MapBudget::unlimited()).is_err());
         }
+    }
+
+    /// A log of terabytes, which holds nothing, would be filled.
+    #[test]
+    fn no_more_is_marked_than_there_is_of_guest_memory() {
+        let (file, memory) = (SharedMem::new("log", 1 << 30).unwrap(), SharedMem::new("ram", 0x4000).unwrap());
+        let region = |guest_addr, mmap_offset| {
+            let spec = RegionSpec { guest_addr, size: 0x2000, user_addr: guest_addr, mmap_offset };
+            Region::map(memory.fd(), spec).unwrap()
+        };
+        let memory = GuestMemory::new(vec![region(0x3000, 0), region(0x10_0000, 0x2000)]).unwrap();
+        log(&file, 1 << 30).mark_all(&memory);
+        let blocks = rustix::fs::fstat(file.fd()).unwrap().st_blocks * 512;
+        assert!((1..=0x2000).contains(&blocks), "{blocks} bytes were written to");
+        assert_eq!(bits(&file, 4096), [3, 4, 256, 257]);
     }
 
     #[test]

@@ -11,6 +11,9 @@
 //! its signals. Handing over never waits and never fails. The queue has no bound of its own, since nothing may be leaked or
 //! closed elsewhere; instead who reads from the peer asks [`Closer::is_behind`] first, and reads nothing while more than
 //! [`ROOM`] things wait. A thread whose thing cannot be closed stays until the process ends, which waits for no thread.
+//!
+//! What takes its time and ends by itself, such as to unmap a guest's memory, is closed [soon](Closer::close_soon): before anything that may wait for a peer, and by
+//! a second thread while the first one does. A peer that is gone keeps so nothing but what it has made to be kept.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -48,10 +51,14 @@ struct Shared {
 #[derive(Default)]
 struct State {
     queue: VecDeque<Box<dyn Send>>,
+    /// What ends by itself.
+    soon: VecDeque<Box<dyn Send>>,
     /// The thread is closing a thing that is no longer in the queue.
     closing: bool,
     /// There is a thread.
     running: bool,
+    /// There is a second one, for what ends by itself.
+    helping: bool,
     /// The last clone was dropped.
     ended: bool,
 }
@@ -64,7 +71,7 @@ impl fmt::Debug for State {
 
 impl State {
     fn waiting(&self) -> usize {
-        self.queue.len() + usize::from(self.closing)
+        self.queue.len() + self.soon.len() + usize::from(self.closing)
     }
 }
 
@@ -103,6 +110,16 @@ impl Closer {
         shared.changed.notify_one();
     }
 
+    /// Does the same for a `thing` whose end waits for nobody.
+    pub fn close_soon(&self, thing: impl Send + 'static) {
+        let Some(Handle(shared)) = self.0.as_deref() else { return drop(thing) };
+        let mut state = shared.lock();
+        state.soon.push_back(Box::new(thing));
+        shared.begin(&mut state);
+        shared.help(&mut state);
+        shared.changed.notify_one();
+    }
+
     /// Number of things that are not closed yet.
     pub fn waiting(&self) -> usize {
         self.0.as_ref().map_or(0, |handle| handle.0.lock().waiting())
@@ -115,7 +132,12 @@ impl Closer {
 
     /// Wraps `thing` so that this closer closes it when it is dropped.
     pub fn defer<T: Send + 'static>(&self, thing: T) -> Deferred<T> {
-        Deferred { thing: Some(thing), closer: self.clone() }
+        Deferred { thing: Some(thing), closer: self.clone(), soon: false }
+    }
+
+    /// Wraps `thing`, whose end waits for nobody, so that it is [closed soon](Self::close_soon) when it is dropped.
+    pub fn defer_soon<T: Send + 'static>(&self, thing: T) -> Deferred<T> {
+        Deferred { thing: Some(thing), closer: self.clone(), soon: true }
     }
 }
 
@@ -139,28 +161,56 @@ impl Shared {
         }
     }
 
+    /// Begins a second thread while the first one may wait for a peer and something is to be closed soon, if there is none. If none can be had, the next call
+    /// tries again.
+    fn help(self: &Arc<Self>, state: &mut State) {
+        if state.closing && !state.helping && !state.soon.is_empty() {
+            let own = Arc::clone(self);
+            let thread = std::thread::Builder::new().name("ringferry-close".to_owned());
+            state.helping = thread.spawn(move || own.run_helping()).is_ok();
+        }
+    }
+
     /// Closes until there is nothing left and the last clone was dropped.
-    fn run(&self) {
+    fn run(self: &Arc<Self>) {
         let (mut state, mut gives_way) = (self.lock(), false);
         loop {
             state.closing = false;
-            let Some(thing) = state.queue.pop_front() else {
+            let soon = state.soon.pop_front();
+            let is_soon = soon.is_some();
+            let Some(thing) = soon.or_else(|| state.queue.pop_front()) else {
                 if state.ended {
                     break;
                 }
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
-            state.closing = true;
+            state.closing = !is_soon;
             drop(state);
-            if LEAVES.load(Ordering::Relaxed) && !std::mem::replace(&mut gives_way, true) {
-                crate::process::give_way();
-            }
-            drop(thing);
+            close(thing, &mut gives_way);
             state = self.lock();
         }
         state.running = false;
     }
+
+    /// Closes what is to be closed soon, until there is none of that.
+    fn run_helping(&self) {
+        let (mut state, mut gives_way) = (self.lock(), false);
+        while let Some(thing) = state.soon.pop_front() {
+            drop(state);
+            close(thing, &mut gives_way);
+            state = self.lock();
+        }
+        state.helping = false;
+    }
+}
+
+/// Closes a thing, at a tenth of a processor's share once the process is about to end.
+fn close(thing: Box<dyn Send>, gives_way: &mut bool) {
+    if LEAVES.load(Ordering::Relaxed) && !std::mem::replace(gives_way, true) {
+        crate::process::give_way();
+    }
+    drop(thing);
 }
 
 /// A thing that a [`Closer`] closes when this is dropped.
@@ -168,6 +218,8 @@ pub struct Deferred<T: Send + 'static> {
     /// `None` only while it is dropped or taken out.
     thing: Option<T>,
     closer: Closer,
+    /// Its end waits for nobody.
+    soon: bool,
 }
 
 impl<T: Send + 'static> Deferred<T> {
@@ -193,8 +245,10 @@ impl<T: Send + fmt::Debug + 'static> fmt::Debug for Deferred<T> {
 
 impl<T: Send + 'static> Drop for Deferred<T> {
     fn drop(&mut self) {
-        if let Some(thing) = self.thing.take() {
-            self.closer.close(thing);
+        match self.thing.take() {
+            Some(thing) if self.soon => self.closer.close_soon(thing),
+            Some(thing) => self.closer.close(thing),
+            None => {}
         }
     }
 }
@@ -249,6 +303,28 @@ mod tests {
         assert_eq!(closer.waiting(), 2, "the first waits for us, and the second for the first");
         word.send(()).unwrap();
         until("closing", || closer.waiting() == 0);
+    }
+
+    /// Behind the socket of a front end that is gone lies the memory of its guest.
+    #[test]
+    fn d1_what_ends_by_itself_is_closed_while_a_socket_lingers() {
+        let closer = Closer::new();
+        let (socket, _peer) = lingering();
+        closer.close(socket);
+        until("the thread to take the socket", || closer.waiting() == 1 && closer.0.as_ref().unwrap().0.lock().closing);
+        let closed = Arc::new(AtomicBool::new(false));
+        struct Says(Arc<AtomicBool>);
+        impl Drop for Says {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Release);
+            }
+        }
+        for _ in 0..3 {
+            closed.store(false, Ordering::Release);
+            drop(closer.defer_soon(Says(Arc::clone(&closed))));
+            until("what ends by itself to be closed", || closed.load(Ordering::Acquire));
+        }
+        assert_eq!(closer.waiting(), 1, "the socket lingers still");
     }
 
     #[test]

@@ -396,7 +396,7 @@ impl Session {
         }
         if let Some(log) = self.dirty_log() {
             // What it has written last may not be in the log.
-            log.mark_all();
+            log.mark_all(memory);
         }
         Ok(())
     }
@@ -513,7 +513,7 @@ impl Session {
         }
         if !regions.is_empty() {
             let memory = Arc::new(GuestMemory::new(regions).map_err(Refusal::from)?);
-            self.memory = Some(self.wire.closer().defer(memory));
+            self.memory = Some(self.wire.closer().defer_soon(memory));
         }
         self.repeated = state.repeated.iter().map(RegionState::spec).collect();
         Ok(())
@@ -536,7 +536,7 @@ impl Session {
         let closer = self.wire.closer().clone();
         let mut event = |number: u32, what| {
             let event = EventFd::from_fd(take(number, what)?.into_inner()).map_err(Refusal::Event)?;
-            Ok::<_, AdoptError>(closer.defer(event))
+            Ok::<_, AdoptError>(closer.defer_soon(event))
         };
         let kick = match state.kick {
             None => Kick::Unset,

@@ -98,7 +98,7 @@ impl Session {
     /// Maps a dirty log. One that cannot be mapped holds the rings until logging ends.
     pub(super) fn map_log(&self, file: Deferred<OwnedFd>, place: LogBase) -> Log {
         match DirtyLog::map_within(file.as_fd(), place.size, place.offset, &self.budget) {
-            Ok(log) => Log::Mapped { log: self.wire.closer().defer(log), file, place },
+            Ok(log) => Log::Mapped { log: self.wire.closer().defer_soon(log), file, place },
             Err(error) => {
                 let port = self.port.as_deref();
                 self.warnings.warn(port, || {

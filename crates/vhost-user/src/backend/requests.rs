@@ -283,7 +283,7 @@ impl Session {
         let memory = memory.map(Arc::new);
         // The device lets go of the old map before that goes to the closer, which unmaps it.
         dev.memory_changed(memory.clone());
-        self.memory = memory.map(|memory| self.wire.closer().defer(memory));
+        self.memory = memory.map(|memory| self.wire.closer().defer_soon(memory));
         self.start_all(dev);
     }
 
@@ -313,7 +313,7 @@ impl Session {
             (true, Some(fd)) => {
                 check_eventfd(fd.as_fd()).map_err(Refusal::Event)?;
                 let event = EventFd::from_fd(fd.into_inner()).map_err(Refusal::Event)?;
-                Ok((index, Some(self.wire.closer().defer(event))))
+                Ok((index, Some(self.wire.closer().defer_soon(event))))
             }
             (false, None) => Ok((index, None)),
             (_, fd) => {
@@ -518,7 +518,7 @@ impl Session {
         // One that came before the layout was known may have no room for packed rings, which it then does not track.
         let map = map(self.packed().unwrap_or(false))
             .or_else(|error| if adopted { map(false) } else { Err(error) })?;
-        Ok(Tracking { map: self.wire.closer().defer(map), file, description: *description })
+        Ok(Tracking { map: self.wire.closer().defer_soon(map), file, description: *description })
     }
 
     // Device

@@ -157,8 +157,8 @@ pub struct VhostQueues {
 
 impl Drop for VhostQueues {
     fn drop(&mut self) {
-        self.tx.drain(..).flatten().for_each(|queue| self.closer.close(queue));
-        self.rx.drain(..).flatten().for_each(|queue| self.closer.close(queue));
+        self.tx.drain(..).flatten().for_each(|queue| self.closer.close_soon(queue));
+        self.rx.drain(..).flatten().for_each(|queue| self.closer.close_soon(queue));
     }
 }
 
@@ -506,12 +506,12 @@ impl Queues for VhostQueues {
             let mut queue = self.tx.get_mut(at)?.take()?;
             unwatch(watch, queue.common.kick.take(), &self.closer);
             let base = queue.queue.ring().base();
-            self.closer.close(queue);
+            self.closer.close_soon(queue);
             Some((base, Some(pair)))
         } else {
             let mut queue = self.rx.get_mut(at)?.take()?;
             let base = queue.queue.ring().base();
-            self.closer.close(queue);
+            self.closer.close_soon(queue);
             self.publish_ready(pair);
             Some((base, None))
         }
@@ -543,7 +543,7 @@ impl Queues for VhostQueues {
                     && let Some(common) = self.common(index)
                 {
                     let before = std::mem::replace(&mut common.call, call);
-                    self.closer.close(before);
+                    self.closer.close_soon(before);
                     // Signals for buffers that were published while there was no call event.
                     self.call(index);
                 }
@@ -638,7 +638,7 @@ fn reason(refused: Refused) -> DropReason {
 fn unwatch(watch: Watch<'_>, kick: Option<EventFd>, closer: &Closer) {
     if let Some(kick) = kick {
         watch.remove(&kick);
-        closer.close(kick);
+        closer.close_soon(kick);
     }
 }
 
