@@ -60,7 +60,14 @@ pub struct ControlServer {
     successor: Option<Stream>,
     /// Closes connections, with what lies unread in them.
     closer: Closer,
+    /// Those that are held up by what a client has passed.
+    left_behind: Vec<Closer>,
 }
+
+/// How long a thing may take to be closed until others do not wait for it.
+const HELD_UP: Duration = Duration::from_secs(1);
+/// Closers that are left behind at most.
+const MOST_LEFT_BEHIND: usize = 8;
 
 /// Token of the listener; clients count from there.
 const LISTENER: u64 = 0;
@@ -98,6 +105,7 @@ impl ControlServer {
             next_token: LISTENER + 1,
             successor: None,
             closer: Closer::new(),
+            left_behind: Vec::new(),
         })
     }
 
@@ -188,6 +196,10 @@ impl ControlServer {
     }
 
     fn accept(&mut self) {
+        self.left_behind.retain(|closer| closer.waiting() > 0);
+        if self.closer.held_up() >= HELD_UP && self.left_behind.len() < MOST_LEFT_BEHIND {
+            self.left_behind.push(std::mem::take(&mut self.closer));
+        }
         // As many as there is room for; more wait for the next turn.
         for _ in 0..MAX_CLIENTS {
             if self.closer.is_behind() {

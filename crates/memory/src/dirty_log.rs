@@ -149,7 +149,8 @@ mod tests {
     /// A log of terabytes, which holds nothing, would be filled.
     #[test]
     fn no_more_is_marked_than_there_is_of_guest_memory() {
-        let (file, memory) = (SharedMem::new("log", 1 << 30).unwrap(), SharedMem::new("ram", 0x4000).unwrap());
+        let (file, memory) =
+            (SharedMem::new("log", 1 << 30).unwrap(), SharedMem::new("ram", 0x4000).unwrap());
         let region = |guest_addr, mmap_offset| {
             let spec = RegionSpec { guest_addr, size: 0x2000, user_addr: guest_addr, mmap_offset };
             Region::map(memory.fd(), spec).unwrap()

@@ -20,6 +20,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Things that may wait in a [`Closer`] before it is [behind](Closer::is_behind). A session in good order has a few dozen
 /// (the events of its rings) when it ends.
@@ -53,8 +54,10 @@ struct State {
     queue: VecDeque<Box<dyn Send>>,
     /// What ends by itself.
     soon: VecDeque<Box<dyn Send>>,
-    /// The thread is closing a thing that is no longer in the queue.
-    closing: bool,
+    /// Since when the thread has been closing a thing that is no longer in the queue.
+    closing: Option<Instant>,
+    /// Things that either thread is closing that were to be closed soon.
+    ending: usize,
     /// There is a thread.
     running: bool,
     /// There is a second one, for what ends by itself.
@@ -71,7 +74,7 @@ impl fmt::Debug for State {
 
 impl State {
     fn waiting(&self) -> usize {
-        self.queue.len() + self.soon.len() + usize::from(self.closing)
+        self.queue.len() + self.soon.len() + self.ending + usize::from(self.closing.is_some())
     }
 }
 
@@ -125,6 +128,12 @@ impl Closer {
         self.0.as_ref().map_or(0, |handle| handle.0.lock().waiting())
     }
 
+    /// Returns for how long the thread has been closing one and the same thing, which may be for good.
+    pub fn held_up(&self) -> Duration {
+        let since = self.0.as_ref().and_then(|handle| handle.0.lock().closing);
+        since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
     /// Returns true if more than [`ROOM`] things wait: take nothing more from the peer until this is false.
     pub fn is_behind(&self) -> bool {
         self.waiting() > ROOM
@@ -164,7 +173,7 @@ impl Shared {
     /// Begins a second thread while the first one may wait for a peer and something is to be closed soon, if there is none. If none can be had, the next call
     /// tries again.
     fn help(self: &Arc<Self>, state: &mut State) {
-        if state.closing && !state.helping && !state.soon.is_empty() {
+        if state.closing.is_some() && !state.helping && !state.soon.is_empty() {
             let own = Arc::clone(self);
             let thread = std::thread::Builder::new().name("ringferry-close".to_owned());
             state.helping = thread.spawn(move || own.run_helping()).is_ok();
@@ -175,20 +184,19 @@ impl Shared {
     fn run(self: &Arc<Self>) {
         let (mut state, mut gives_way) = (self.lock(), false);
         loop {
-            state.closing = false;
-            let soon = state.soon.pop_front();
-            let is_soon = soon.is_some();
-            let Some(thing) = soon.or_else(|| state.queue.pop_front()) else {
-                if state.ended {
-                    break;
-                }
+            if let Some(thing) = state.soon.pop_front() {
+                state = self.end(state, thing, &mut gives_way);
+            } else if let Some(thing) = state.queue.pop_front() {
+                state.closing = Some(Instant::now());
+                drop(state);
+                close(thing, &mut gives_way);
+                state = self.lock();
+                state.closing = None;
+            } else if state.ended {
+                break;
+            } else {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            };
-            state.closing = !is_soon;
-            drop(state);
-            close(thing, &mut gives_way);
-            state = self.lock();
+            }
         }
         state.running = false;
     }
@@ -197,11 +205,24 @@ impl Shared {
     fn run_helping(&self) {
         let (mut state, mut gives_way) = (self.lock(), false);
         while let Some(thing) = state.soon.pop_front() {
-            drop(state);
-            close(thing, &mut gives_way);
-            state = self.lock();
+            state = self.end(state, thing, &mut gives_way);
         }
         state.helping = false;
+    }
+
+    /// Closes a thing that ends by itself.
+    fn end<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        thing: Box<dyn Send>,
+        gives_way: &mut bool,
+    ) -> MutexGuard<'a, State> {
+        state.ending += 1;
+        drop(state);
+        close(thing, gives_way);
+        let mut state = self.lock();
+        state.ending -= 1;
+        state
     }
 }
 
@@ -259,7 +280,6 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::OwnedFd;
     use std::sync::mpsc::{Receiver, channel};
-    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -311,7 +331,7 @@ mod tests {
         let closer = Closer::new();
         let (socket, _peer) = lingering();
         closer.close(socket);
-        until("the thread to take the socket", || closer.waiting() == 1 && closer.0.as_ref().unwrap().0.lock().closing);
+        until("the thread to take the socket", || closer.held_up() > Duration::ZERO);
         let closed = Arc::new(AtomicBool::new(false));
         struct Says(Arc<AtomicBool>);
         impl Drop for Says {

@@ -15,7 +15,7 @@ use ringferry_packet::vnet::Header;
 use ringferry_rig::frames::{frame, mac, pattern};
 use ringferry_rig::guest::{Guest, Options, acquaint, converse};
 use ringferry_rig::handmade::{AVAIL, Front, Shape};
-use ringferry_rig::process::{eventually, may};
+use ringferry_rig::process::{PATIENCE, eventually, may};
 use ringferry_rig::raw::{BASE, BUFFERS, ENTRIES, INDIRECT, NEXT, RX, Raw, SIZE, TX, WRITE};
 use ringferry_rig::switch::{Place, Switch};
 use ringferry_sys::eventfd::EventFd;
@@ -26,6 +26,8 @@ use ringferry_virtio_net::Features;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+use crate::hostile_back_end::{let_go, lingering};
 
 /// Address of the guest that breaks the rules.
 const VILLAIN: Mac = mac(9);
@@ -254,6 +256,39 @@ fn send_out_of_band(stream: &Stream, fds: &[BorrowedFd<'_>]) {
     assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
     let sent = rustix::net::sendmsg(stream, &[IoSlice::new(b"o")], &mut control, SendFlags::OOB);
     assert!(matches!(sent, Ok(1) | Err(Errno::OPNOTSUPP)), "{sent:?}");
+}
+
+/// Behind a socket that lingers, in the queue of what the switch is to close, lies another one, and in that the front end's own end of the connection.
+#[test]
+fn d1_what_lies_behind_a_descriptor_that_cannot_be_closed_keeps_no_port() {
+    let place = Place::new();
+    let mut scene = Scene::new(&place);
+    let hello = message(Request::GetFeatures as u32, V1, 0, &[]);
+    let owner = message(Request::SetOwner as u32, V1, 0, &[]);
+    let mut peers = Vec::new();
+    // The second one finds what the first one has left.
+    for _ in 0..2 {
+        let stream = scene.switch.connect("villain");
+        stream.send(&hello, &[]).unwrap();
+        stream.set_timeout(Some(PATIENCE)).unwrap();
+        assert_eq!(stream.recv(&mut [0; 64], &mut Vec::new()).unwrap().bytes, 20);
+        let (ours, peer) = lingering();
+        peers.push(peer);
+        // The switch has the last copy when it refuses the message.
+        stream.send(&owner[..4], &[ours.as_fd()]).unwrap();
+        let_go(ours);
+        scene.others_talk();
+        stream.send(&owner[4..], &[]).unwrap();
+        let (outer, inner) = Stream::pair().unwrap();
+        inner.send(b"x", &[stream.as_fd()]).unwrap();
+        stream.send(&owner, &[outer.as_fd()]).unwrap();
+        drop((stream, outer, inner));
+        scene.switch.until_state("villain", PortState::Listening);
+    }
+    scene.switch.process.until_logged("descriptors that front ends have passed cannot be closed");
+    scene.others_talk();
+    drop(peers);
+    scene.switch.stop();
 }
 
 /// Messages that stop rings are read a few at a time; whoever has sent thousands and is gone is not waited for.

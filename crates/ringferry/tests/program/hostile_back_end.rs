@@ -333,7 +333,7 @@ fn d4_clients_that_say_nothing_give_way_to_one_that_speaks() {
 }
 
 /// A TCP connection whose close waits for its peer, which does not read, for longer than any test.
-fn lingering() -> (TcpStream, TcpStream) {
+pub fn lingering() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let peer = listener.accept().unwrap().0;
@@ -345,7 +345,7 @@ fn lingering() -> (TcpStream, TcpStream) {
 }
 
 /// Closes a descriptor that may wait for long, if the guest is so quick that this is the last one.
-fn let_go(trap: impl Send + 'static) {
+pub fn let_go(trap: impl Send + 'static) {
     std::thread::spawn(move || drop(trap));
 }
 

@@ -25,7 +25,7 @@ use ringferry_control::snapshot::{
 };
 use ringferry_packet::ether::Mac;
 use ringferry_sys::accounts;
-use ringferry_sys::closer::Deferred;
+use ringferry_sys::closer::{Closer, Deferred};
 use ringferry_sys::epoll::Interest;
 use ringferry_sys::socket::{Listener, SocketAccess, Stream};
 use ringferry_sys::usage::ThreadClock;
@@ -60,6 +60,17 @@ const RETRY: Duration = Duration::from_millis(250);
 
 /// Time between attempts while the helper, which connects, does something else.
 const BUSY: Duration = Duration::from_millis(20);
+
+/// How long a descriptor that a front end has passed may take to be closed. While one does, others may wait behind it, and one of those may be what keeps the
+/// session open: the front end's own end of the connection, in another socket, say.
+const HELD_UP: Duration = Duration::from_secs(30);
+/// What has taken so long when a session begins is another one's, which is not to wait for it.
+const LEFT_BEHIND: Duration = Duration::from_secs(1);
+/// Closers that are left behind at most, each with what it cannot close. Then no front end is served until one of them can.
+const MOST_LEFT_BEHIND: usize = 4;
+/// The reason for that.
+const UNCLOSED: &str =
+    "descriptors that front ends have passed cannot be closed (a socket that lingers, a file of FUSE)";
 
 /// Time after which a paused port checks whether its closer has caught up.
 const CATCH_UP: Duration = Duration::from_millis(100);
@@ -139,6 +150,8 @@ pub(super) struct VhostPort {
     /// Other front ends, which have connected while there is a session and wait for its end, in their order. They are accepted so that one that goes is seen to go: whoever
     /// only looks whether somebody listens, as a second switch does, waits for nothing. When the switch is replaced they are left out, and connect again.
     waiting: VecDeque<Deferred<Stream>>,
+    /// Closers that are held up by what earlier sessions have left.
+    left_behind: Vec<Closer>,
     /// True if that was logged.
     waiting_logged: bool,
     /// Why the switch has ended the last connection, and when, if the port has not been up since.
@@ -326,6 +339,7 @@ impl VhostPort {
             accept_failed: false,
             failure_logged: false,
             waiting: VecDeque::new(),
+            left_behind: Vec::new(),
             end: None,
             stop_logged: false,
             waiting_logged: false,
@@ -393,6 +407,10 @@ impl VhostPort {
         let now = Instant::now();
         if self.paused.is_some_and(|until| now < until) {
             return;
+        }
+        if self.session.is_none() {
+            // What is behind is what an earlier session has left.
+            self.has_closer();
         }
         self.paused =
             if self.resources.closer.is_behind() { Some(now + CATCH_UP) } else { self.allowance.wait(now) };
@@ -490,6 +508,9 @@ impl VhostPort {
 
     /// Accepts a front end, or connects to it.
     fn connect(&mut self) {
+        if !self.has_closer() {
+            return self.put_into_quarantine(UNCLOSED);
+        }
         let stream = match &mut self.endpoint {
             Endpoint::Listen(listener) => match self.waiting.pop_front() {
                 Some(waiting) => Ok(Some(waiting.into_inner())),
@@ -602,6 +623,33 @@ impl VhostPort {
             );
         }
         self.stop_logged &= stopped;
+    }
+
+    /// Ends a session of which something cannot be closed: nobody knows then what keeps it open.
+    fn check_closer(&mut self) {
+        if self.session.is_none() || self.resources.closer.held_up() < HELD_UP {
+            return;
+        }
+        if self.device.limit.allows(&self.device.name) {
+            tracing::warn!(port = self.device.name, "the connection is closed: {UNCLOSED}");
+        }
+        self.close();
+        self.end = Some((UNCLOSED.to_owned(), Instant::now()));
+    }
+
+    /// Gives the next session a closer of its own if the one that there is is held up by what an earlier session has left. Returns false if too many are.
+    fn has_closer(&mut self) -> bool {
+        self.left_behind.retain(|closer| closer.waiting() > 0);
+        if self.resources.closer.held_up() < LEFT_BEHIND {
+            return true;
+        }
+        if self.left_behind.len() >= MOST_LEFT_BEHIND {
+            return false;
+        }
+        let closer = Closer::new();
+        closer.begin();
+        self.left_behind.push(std::mem::replace(&mut self.resources.closer, closer));
+        true
     }
 
     /// Ends the session if the guest's memory is gone, or its dirty log: the front end shrank the file.
@@ -807,6 +855,7 @@ impl PortControl for VhostPort {
             self.session_failed(&error);
         }
         self.check_memory();
+        self.check_closer();
         self.check_shared();
         self.check_socket();
         self.look_for_waiting();
