@@ -3,7 +3,7 @@
 //! The socket outlives sessions: a listener is bound once and never re-bound, and a port that connects
 //! tries again for ever. One front end is served at a time; the next waits in the listener's backlog.
 //!
-//! The port's [`Closer`](ringferry_sys::closer::Closer) closes descriptors and memory that front ends have passed, and its
+//! The port's [`Closer`] closes descriptors and memory that front ends have passed, and its
 //! [`Allowance`] limits how often they may disturb the workers. While the closer is behind or the allowance is used up, the port is
 //! paused: it reads and accepts nothing, and epoll does not watch it, as its sockets stay readable; it resumes after some time. A port whose worker does not answer loses its session and is in quarantine until that worker has caught up.
 //!
