@@ -139,12 +139,14 @@ impl Config {
 }
 
 impl ConfigFile {
-    /// Takes a file without any port that had some for half of one, in `now`, and the lack of the directory of drop-in files likewise: neither removes a port.
+    /// Takes a file without any port that had some for half of one, in `now`, and the lack of the directory of drop-in files likewise: neither removes a port. One
+    /// that is in another file by now is not removed.
     ///
     /// # Errors
     /// There is such a one.
     fn check_not_half(&self, now: &ConfigFile) -> Result<(), String> {
-        for (name, file) in self.ports.iter().filter_map(|name| Some((name, self.with_port(name)?))) {
+        let gone = self.ports.iter().filter(|name| !now.ports.contains(name));
+        for (name, file) in gone.filter_map(|name| Some((name, self.with_port(name)?))) {
             if now.blank.contains(file) {
                 return Err(format!(
                     "{} has no port any more; if that is meant and not half of a file, remove its ports with `ringferry ctl remove` ({name} ...)",

@@ -356,6 +356,13 @@ fn a_file_that_may_be_half_of_one_removes_nothing_whichever_it_is() {
     let error = changes(&running).unwrap_err();
     assert!(error.contains("rf.d is not there any more, which has the port a"), "{error}");
     std::fs::rename(folder.path().join("away"), folder.path().join("rf.d")).unwrap();
+    // Ports that are in other files by now.
+    let texts = [&path, &drop_in("a.toml")].map(|file| std::fs::read_to_string(file).unwrap());
+    std::fs::write(&path, "").unwrap();
+    std::fs::write(drop_in("a.toml"), texts.concat()).unwrap();
+    assert_eq!(changes(&running).unwrap().removed, [""; 0]);
+    std::fs::write(&path, &texts[0]).unwrap();
+    std::fs::write(drop_in("a.toml"), &texts[1]).unwrap();
     // A drop-in file that is gone is how a machine goes, and one that `ctl remove` has left empty says nothing.
     std::fs::remove_file(drop_in("b.toml")).unwrap();
     assert_eq!(changes(&running).unwrap().removed, ["b"]);
