@@ -255,7 +255,7 @@ fn what_cannot_be_added_is_refused_with_a_remedy_and_leaves_nothing() {
         write(&place, &table(&elsewhere, "c", ""));
         let words = refused(&place, &["reload"]);
         assert!(
-            words.contains("+ c: a vhost-user port\n  not done: no permission to make socket"),
+            words.contains("+ c: a vhost-user port\n  not done: the sandbox keeps the switch out of "),
             "{words}"
         );
         // To connect it needs no directory.
@@ -265,6 +265,29 @@ fn what_cannot_be_added_is_refused_with_a_remedy_and_leaves_nothing() {
     assert_eq!(fs::read_to_string(place.path().join("file.sock")).unwrap(), "precious");
     fs::remove_file(place.path().join("file.sock")).unwrap();
     assert_eq!(place.files(), ["a.sock", "b.sock", "control", "rf.toml"]);
+    switch.stop();
+}
+
+/// What a reload would find out only when it is too late for the port that is to move there.
+#[test]
+fn a_directory_that_the_sandbox_leaves_out_is_foreseen() {
+    let place = Place::new();
+    let switch = start(&place, "");
+    if switch.process.logged("in a sandbox: ") == 0 {
+        may("a kernel with all of the sandbox", false);
+        return switch.stop();
+    }
+    let elsewhere = place.path().join("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    let other = format!("[[port]]\nkind = 'vhost-user'\nname = 'b'\nsocket = {:?}\n", elsewhere.join("b"));
+    fs::write(file(&place), [table(&place, "a", ""), other, table(&place, "c", "")].concat()).unwrap();
+    for words in [&["reload", "--dry-run"][..], &["reload"]] {
+        let said = refused(&place, words);
+        assert!(said.contains("not done: the sandbox keeps the switch out of "), "{said}");
+    }
+    assert_eq!(names(&switch), ["a", "b", "c"]);
+    // The one that was to move is where it was.
+    drop(switch.connect("b"));
     switch.stop();
 }
 

@@ -15,15 +15,15 @@ use crate::config::{
 };
 use crate::ports;
 
-/// Reads a charter from `stream`, gives up with `confine` all rights that it does not need, and answers
+/// Reads a charter from `stream`, gives up with `confine` all rights that it does not need, which returns true if it has no other files now, and answers
 /// requests until the other end is closed.
 ///
 /// # Errors
 /// The stream breaks, or carries bytes that are no message.
-pub fn serve(stream: Stream, confine: impl FnOnce(&Charter)) -> io::Result<()> {
+pub fn serve(stream: Stream, confine: impl FnOnce(&Charter) -> bool) -> io::Result<()> {
     let mut connection = Connection::new(stream);
     let Some((mut charter, _)) = connection.receive::<Charter>(MAX_REPLY)? else { return Ok(()) };
-    confine(&charter);
+    charter.is_confined = confine(&charter);
     connection.send(&Reply::Done, &[])?;
     while let Some((request, _)) = connection.receive::<Request>(MAX_REQUEST)? {
         let (reply, fds) = charter.answer(request);
@@ -46,6 +46,7 @@ impl Charter {
                 self.connected(&port).map(|fd| (Reply::Done, vec![fd])).map_err(Reply::from)
             }
             Request::Open { port, workers } => self.open(&port, workers).map(|fds| (Reply::Done, fds)),
+            Request::CanOpen { port } => self.can_open(&port).map(|()| (Reply::Done, Vec::new())),
             Request::SetUp { port, before } => {
                 self.set_up(&port, before.as_deref()).map(|()| (Reply::Done, Vec::new()))
             }
@@ -99,6 +100,18 @@ impl Charter {
         }
         self.opened.insert(port.name.clone(), port);
         Ok(fds)
+    }
+
+    /// Says why a socket cannot be made, also if the file has it.
+    fn can_open(&self, port: &str) -> Result<(), Reply> {
+        match &one_port(port)?.kind {
+            PortKind::VhostUser(VhostUserConfig { endpoint: VhostUserEndpoint::Listen(path), .. })
+                if self.is_confined && !within(path, &self.listen_in) && !within(path, &self.connect_in) =>
+            {
+                Err(failed(&kept_out(path)))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn set_up(&mut self, port: &str, before: Option<&str>) -> Result<(), Reply> {

@@ -71,6 +71,9 @@ pub struct Charter {
     start: Vec<String>,
     /// True if a port was for Xen guests at the start, so that the sandbox has Xen's devices.
     has_xen: bool,
+    /// The helper has no files but those of the charter.
+    #[serde(skip)]
+    is_confined: bool,
     /// The same ports, once they have been asked for.
     #[serde(skip)]
     start_ports: OnceCell<Vec<PortConfig>>,
@@ -299,6 +302,15 @@ impl Privileges {
             Some(Reply::Astray { settings }) => settings,
             _ => Vec::new(),
         }
+    }
+
+    /// Says why a port that the configuration file has cannot be opened, as far as that is known before it is tried.
+    ///
+    /// # Errors
+    /// It cannot be, for people.
+    pub(crate) fn can_open(&self, port: &PortConfig, meanwhile: Meanwhile<'_>) -> Result<(), String> {
+        let Some(helper) = &self.0 else { return Ok(()) };
+        ask_well(helper, &Request::CanOpen { port: written(port) }, meanwhile).map(drop)
     }
 
     /// Has the file of a removed port's socket removed.

@@ -79,7 +79,7 @@ mode = 'connect'
     /// Privileges with a helper in a thread.
     fn helper(&self) -> (Privileges, std::thread::JoinHandle<io::Result<()>>) {
         let (ours, theirs) = Stream::pair().unwrap();
-        let thread = std::thread::spawn(move || serve(theirs, |_| ()));
+        let thread = std::thread::spawn(move || serve(theirs, |_| false));
         (Privileges::helper(ours, &self.charter).unwrap(), thread)
     }
 }
@@ -184,6 +184,7 @@ fn l_a_helper_whose_descriptors_the_kernel_does_not_pass_on_says_so_and_goes_on(
             };
             assert_eq!(refused.kind(), io::ErrorKind::QuotaExceeded);
             full.send(pairs).unwrap();
+            false
         })
     });
     let helper = Privileges::helper(ours, &fixture.charter).unwrap();
@@ -435,10 +436,11 @@ fn request() -> impl Strategy<Value = Request> {
         4 => (port.clone(), prop::collection::vec(key.clone(), 0..4), prop::collection::vec(key, 0..2))
             .prop_map(|(port, set, unset)| Request::Keep { port, set, unset }),
         2 => (port.clone(), any::<usize>()).prop_map(|(port, workers)| Request::Open { port, workers }),
-        2 => port.prop_map(|port| Request::KeepPort { port }),
+        2 => port.clone().prop_map(|port| Request::KeepPort { port }),
         1 => Just(Request::Open { port: "[[port]]\nkind = 'tap'\ntap = 'lo'\n".to_owned(), workers: 1 }),
         1 => name.prop_map(|port| Request::Close { port }),
         1 => Just(Request::Read),
+        1 => port.prop_map(|port| Request::CanOpen { port }),
         1 => Just(Request::Tidy),
     ]
 }
@@ -489,7 +491,7 @@ proptest! {
         let fixture = Fixture::new();
         let before = fixture.state();
         let (ours, theirs) = Stream::pair().unwrap();
-        let thread = std::thread::spawn(move || drop(serve(theirs, |_| ())));
+        let thread = std::thread::spawn(move || drop(serve(theirs, |_| false)));
         if chartered {
             let mut connection = Connection::new(ours);
             connection.send(&fixture.charter, &[]).unwrap();

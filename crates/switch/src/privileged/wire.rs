@@ -43,6 +43,11 @@ pub(super) enum Request {
         /// Number of workers, the most queues that a tap is opened with.
         workers: usize,
     },
+    /// Say whether a port that the configuration file has could be opened, as far as that is known before it is tried.
+    CanOpen {
+        /// A configuration with one port.
+        port: String,
+    },
     /// Set up the interface of a tap that is open.
     SetUp {
         /// A configuration with one port.

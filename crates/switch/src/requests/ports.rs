@@ -348,8 +348,12 @@ impl Requests<'_> {
         Ok(())
     }
 
-    fn can_plug(&self, port: &PortConfig) -> Result<(), String> {
-        if port.kind.is_passed() { Err(OpenError::OnlyAtStart.to_string()) } else { Ok(()) }
+    fn can_plug(&mut self, port: &PortConfig) -> Result<(), String> {
+        if port.kind.is_passed() {
+            return Err(OpenError::OnlyAtStart.to_string());
+        }
+        let privileges = self.privileges;
+        privileges.can_open(port, &mut || self.serve_ports())
     }
 
     fn unplug(&mut self, name: &str) {
@@ -370,7 +374,7 @@ impl Requests<'_> {
     }
 
     /// Says why a port cannot be replaced by this one, if that is known before it is tried.
-    fn can_replace(&self, port: &PortConfig) -> Result<(), String> {
+    fn can_replace(&mut self, port: &PortConfig) -> Result<(), String> {
         self.can_plug(port)?;
         if self.find(&port.name).is_some_and(|before| before.kind.is_passed()) {
             return Err(
