@@ -190,18 +190,26 @@ fn h3_a_receiver_with_long_chains_in_many_queues_is_given_what_one_burst_may_cos
     let frames: Vec<_> = frames.collect();
     let apart = HEADER + frames[0].1.len();
     let features = Features::CSUM | Features::HOST_TSO4;
-    let shape = Shape { buffers: FRAMES * apart, transmit: FRAMES as u16, features, ..Shape::default() };
+    let (transmit, buffers) = (FRAMES as u16, (FRAMES + 1) * apart);
+    let shape = Shape { buffers, transmit, features, ..Shape::default() };
     let mut villain = Front::new(&place.socket("villain"), shape).unwrap();
     for (at, (header, frame)) in frames.iter().enumerate() {
         villain.write_frame(at * apart, header, frame).unwrap();
     }
-    villain.send_from_all_over(apart, apart).unwrap();
+    // A port's first turn is one frame.
+    let small = frame(Mac::BROADCAST, VILLAIN, 60, 0);
+    let small = villain.write_frame(FRAMES * apart, &Header::default(), &small).unwrap();
+    villain.send_from(FRAMES * apart, small).unwrap();
     villain.start().unwrap();
+    villain.rings[1].set_available(1).unwrap();
+    villain.rings[1].kick.signal().unwrap();
+    eventually("the first turn is over", || (villain.rings[1].used().unwrap() == 1).then_some(()));
+    villain.send_from_all_over(apart, apart).unwrap();
     villain.rings[1].offer(&mut 0).unwrap();
     let outcome = || {
         let (passed, refused) =
             (switch.port("sink").counters["tx_packets"], switch.drops("sink", "dear-buffers"));
-        (passed + refused == (FRAMES * PACKETS) as u64).then_some((passed, refused))
+        (passed + refused == (1 + FRAMES * PACKETS) as u64).then_some((passed, refused))
     };
     let (passed, refused) = eventually("all packets are delivered or dropped", outcome);
     // 44 of each chain are more than is usual, and what is read ahead counts, too.
