@@ -344,7 +344,7 @@ mod tests {
             drop(closer.defer_soon(Says(Arc::clone(&closed))));
             until("what ends by itself to be closed", || closed.load(Ordering::Acquire));
         }
-        assert_eq!(closer.waiting(), 1, "the socket lingers still");
+        until("nothing but the socket, which lingers still, to be left", || closer.waiting() == 1);
     }
 
     #[test]
