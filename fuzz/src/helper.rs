@@ -37,8 +37,8 @@ mod model;
 pub use folder::{CHANGED, DROP_IN, GONE, LINK, LISTENS, NO_SOCKET, NONSENSE, PEER};
 use folder::{Entry, Folder, HEAD};
 pub use message::{
-    CLOSE, CONNECT, FLOOD, FORGET, KEEP, KEEP_LONG, KEEP_PORT, KEEP_TEXT, KEYS, Message, NAMES, OPEN,
-    OPTIONS, PORTS, RAW, READ, RULES, TIDY,
+    CAN_OPEN, CLOSE, CONNECT, FLOOD, FORGET, KEEP, KEEP_LONG, KEEP_PORT, KEEP_TEXT, KEYS, Message, NAMES,
+    OPEN, OPTIONS, PORTS, RAW, READ, RULES, TIDY,
 };
 use model::{Model, Reply, Sent};
 
@@ -48,12 +48,14 @@ const MAX_MESSAGES: usize = 64;
 const MAX_LINE: usize = (1 << 20) + 4096;
 
 /// Takes `CAP_NET_ADMIN` from the calling thread, without which the kernel makes no tap.
-fn give_up_interfaces(_: &Charter) {
+fn give_up_interfaces(_: &Charter) -> bool {
     let mut sets = rustix::thread::capabilities(None).expect("capabilities");
     for set in [&mut sets.effective, &mut sets.permitted, &mut sets.inheritable] {
         set.remove(CapabilitySet::NET_ADMIN);
     }
     rustix::thread::set_capabilities(None, sets).expect("fewer capabilities");
+    // The files stay, as the runs of a process share it.
+    false
 }
 
 /// The switch's end of the connection, after the switch was taken over.

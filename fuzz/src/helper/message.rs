@@ -143,9 +143,11 @@ pub const KEEP_PORT: u8 = 8;
 pub const CLOSE: u8 = 9;
 /// Forgets the port [`Message::name`], to whose name the rest is appended.
 pub const FORGET: u8 = 10;
-/// Reads the configuration, in which ports may name [`Message::name`] workers.
+/// Reads the configuration.
 pub const READ: u8 = 11;
-const KINDS: u8 = 12;
+/// Asks whether the port that [`OPEN`] would open can be.
+pub const CAN_OPEN: u8 = 12;
+const KINDS: u8 = 13;
 
 /// A message, or some bytes that are none.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -203,7 +205,8 @@ impl Message {
             KEEP_PORT => json!({ "KeepPort": { "port": self.port(&folder) } }),
             CLOSE => json!({ "Close": { "port": name } }),
             FORGET => json!({ "ForgetPort": { "port": name } }),
-            READ => json!({ "Read": { "workers": self.name } }),
+            READ => json!("Read"),
+            CAN_OPEN => json!({ "CanOpen": { "port": self.port(&folder) } }),
             _ => Value::Null,
         };
         let mut line = match self.kind % KINDS {

@@ -118,7 +118,7 @@ impl Model {
         let good = match kind {
             "Read" => "Config",
             "Keep" | "ForgetPort" => "Kept",
-            "Connect" | "Open" | "SetUp" | "Close" | "KeepPort" | "Tidy" => "Done",
+            "Connect" | "Open" | "CanOpen" | "SetUp" | "Close" | "KeepPort" | "Tidy" => "Done",
             _ => panic!("{request} is no request, and was answered with {reply:?}"),
         };
         if reply.kind() != good {

@@ -46,7 +46,7 @@ pub(super) fn seeds() -> Vec<Seed> {
 
     let flood =
         [flow(1, 255, TCP, 2, 3000, 1000), flow(2, 255, 0, 2, 900, 0), flow(0, 255, V6 | TCP, 0, 9000, 900)];
-    seed("a-flood-reaches-all", OPEN, &flood, [7, 49, 9074]);
+    seed("a-flood-reaches-all", OPEN, &flood, [7, 50, 9074]);
 
     let tagged: Vec<_> =
         hellos(TCP | TAG).chain((0..4).map(|to| flow(3, to, TCP | TAG, 1, 4000, 1200))).collect();

@@ -2,8 +2,8 @@
 
 use super::Seed;
 use crate::helper::{
-    CHANGED, CLOSE, CONNECT, DROP_IN, FLOOD, FORGET, GONE, KEEP, KEEP_LONG, KEEP_PORT, KEEP_TEXT, LINK,
-    LISTENS, Message, NAMES, NO_SOCKET, NONSENSE, OPEN, PEER, PORTS, RAW, READ, TIDY,
+    CAN_OPEN, CHANGED, CLOSE, CONNECT, DROP_IN, FLOOD, FORGET, GONE, KEEP, KEEP_LONG, KEEP_PORT, KEEP_TEXT,
+    LINK, LISTENS, Message, NAMES, NO_SOCKET, NONSENSE, OPEN, PEER, PORTS, RAW, READ, TIDY,
 };
 use crate::ring::Reached;
 use crate::script::Field;
@@ -159,7 +159,8 @@ pub(super) fn seeds() -> Vec<Seed> {
     let keep_port = |port, rest: &[u8]| ask(KEEP_PORT, port, rest);
     let close = |name| ask(CLOSE, name, b"");
     let forget = |name| ask(FORGET, name, b"");
-    let read = || ask(READ, 4, b"");
+    let read = || ask(READ, 0, b"");
+    let can_open = |port| ask(CAN_OPEN, port, b"");
     /// Flag: what the helper has sent is closed before.
     const CLOSED: u8 = 16;
     // Open and kept are those in the directories that the configuration names: new, in, peer, behind; and stranger, whose file is
@@ -274,6 +275,9 @@ pub(super) fn seeds() -> Vec<Seed> {
     let stranger = [open(AT_STRANGER, &[]), with(CLOSED, close(15)), open(AT_STRANGER, &[NAMED_VM9])];
     seed("open_in_place_of_a_stale_socket", PEER, &stranger, [3, 2, 0], false);
     let others = [
+        can_open(TAP_LO),
+        can_open(AT_IN),
+        can_open(AT_STRANGER),
         open(TAP_LO, &[]),
         keep_port(TAP_LO, &[]),
         open(XEN, &[]),
@@ -282,11 +286,11 @@ pub(super) fn seeds() -> Vec<Seed> {
         keep_port(XEN_PROCESS, &[]),
         read(),
     ];
-    seed("open_other_kinds", PEER, &others, [7, 0, 0], false);
+    seed("open_other_kinds", PEER, &others, [10, 0, 0], false);
     let arrays = [
         ask(RAW, 0, b"{\"Open\":[\"[[port]]\\nkind='vhost-user'\\nsocket='HERE/machines/in.sock'\",1]}"),
         ask(RAW, 0, b"{\"KeepPort\":\n[\"[[port]]\\nkind='vhost-user'\\nsocket='HERE/machines/in.sock'\"]}"),
-        ask(RAW, 0, b"{\"Read\":[3]}"),
+        ask(RAW, 0, b"\"Read\""),
         ask(RAW, 0, b"{\"Read\":{\"workers\":-1}}"),
     ];
     seed("fields_in_arrays", PEER, &arrays, [3, 2, 1], true);
