@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-use ringferry_sys::closer::{Closer, Deferred};
+use ringferry_sys::closer::{Closer, Deferred, LeftBehind};
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::socket::{BindError, Listener, Stream};
 
@@ -61,11 +61,9 @@ pub struct ControlServer {
     /// Closes connections, with what lies unread in them.
     closer: Closer,
     /// Those that are held up by what a client has passed.
-    left_behind: Vec<Closer>,
+    left_behind: LeftBehind,
 }
 
-/// How long a thing may take to be closed until others do not wait for it.
-const HELD_UP: Duration = Duration::from_secs(1);
 /// Closers that are left behind at most.
 const MOST_LEFT_BEHIND: usize = 8;
 
@@ -105,7 +103,7 @@ impl ControlServer {
             next_token: LISTENER + 1,
             successor: None,
             closer: Closer::new(),
-            left_behind: Vec::new(),
+            left_behind: LeftBehind::at_most(MOST_LEFT_BEHIND),
         })
     }
 
@@ -196,10 +194,8 @@ impl ControlServer {
     }
 
     fn accept(&mut self) {
-        self.left_behind.retain(|closer| closer.waiting() > 0);
-        if self.closer.held_up() >= HELD_UP && self.left_behind.len() < MOST_LEFT_BEHIND {
-            self.left_behind.push(std::mem::take(&mut self.closer));
-        }
+        // One that is held up all the same says that it is behind, sooner or later.
+        self.left_behind.relieve(&mut self.closer);
         // As many as there is room for; more wait for the next turn.
         for _ in 0..MAX_CLIENTS {
             if self.closer.is_behind() {

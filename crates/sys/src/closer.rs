@@ -150,6 +150,38 @@ impl Closer {
     }
 }
 
+/// Time after which a thing that is being closed may never be.
+const HELD_UP: Duration = Duration::from_secs(1);
+
+/// Closers that were left to what they cannot close, so that others do not wait for it.
+#[derive(Debug)]
+pub struct LeftBehind {
+    closers: Vec<Closer>,
+    most: usize,
+}
+
+impl LeftBehind {
+    /// Leaves so many behind at most.
+    pub fn at_most(most: usize) -> LeftBehind {
+        LeftBehind { closers: Vec::new(), most }
+    }
+
+    /// Puts a new closer in the place of one that has been closing the same thing for a second. Returns false if it is held up, and too many were left behind.
+    pub fn relieve(&mut self, closer: &mut Closer) -> bool {
+        self.closers.retain(|closer| closer.waiting() > 0);
+        if closer.held_up() < HELD_UP {
+            return true;
+        }
+        if self.closers.len() >= self.most {
+            return false;
+        }
+        let next = Closer::new();
+        next.begin();
+        self.closers.push(std::mem::replace(closer, next));
+        true
+    }
+}
+
 impl Drop for Handle {
     fn drop(&mut self) {
         self.0.lock().ended = true;

@@ -3,7 +3,7 @@
 //! The socket outlives sessions: a listener is bound once and never re-bound, and a port that connects
 //! tries again for ever. One front end is served at a time; the next waits in the listener's backlog.
 //!
-//! The port's [`Closer`] closes descriptors and memory that front ends have passed, and its
+//! The port's [`Closer`](ringferry_sys::closer::Closer) closes descriptors and memory that front ends have passed, and its
 //! [`Allowance`] limits how often they may disturb the workers. While the closer is behind or the allowance is used up, the port is
 //! paused: it reads and accepts nothing, and epoll does not watch it, as its sockets stay readable; it resumes after some time. A port whose worker does not answer loses its session and is in quarantine until that worker has caught up.
 //!
@@ -25,7 +25,7 @@ use ringferry_control::snapshot::{
 };
 use ringferry_packet::ether::Mac;
 use ringferry_sys::accounts;
-use ringferry_sys::closer::{Closer, Deferred};
+use ringferry_sys::closer::{Deferred, LeftBehind};
 use ringferry_sys::epoll::Interest;
 use ringferry_sys::socket::{Listener, SocketAccess, Stream};
 use ringferry_sys::usage::ThreadClock;
@@ -64,8 +64,6 @@ const BUSY: Duration = Duration::from_millis(20);
 /// How long a descriptor that a front end has passed may take to be closed. While one does, others may wait behind it, and one of those may be what keeps the
 /// session open: the front end's own end of the connection, in another socket, say.
 const HELD_UP: Duration = Duration::from_secs(30);
-/// What has taken so long when a session begins is another one's, which is not to wait for it.
-const LEFT_BEHIND: Duration = Duration::from_secs(1);
 /// Closers that are left behind at most, each with what it cannot close. Then no front end is served until one of them can.
 const MOST_LEFT_BEHIND: usize = 4;
 /// The reason for that.
@@ -151,7 +149,7 @@ pub(super) struct VhostPort {
     /// only looks whether somebody listens, as a second switch does, waits for nothing. When the switch is replaced they are left out, and connect again.
     waiting: VecDeque<Deferred<Stream>>,
     /// Closers that are held up by what earlier sessions have left.
-    left_behind: Vec<Closer>,
+    left_behind: LeftBehind,
     /// True if that was logged.
     waiting_logged: bool,
     /// Why the switch has ended the last connection, and when, if the port has not been up since.
@@ -339,7 +337,7 @@ impl VhostPort {
             accept_failed: false,
             failure_logged: false,
             waiting: VecDeque::new(),
-            left_behind: Vec::new(),
+            left_behind: LeftBehind::at_most(MOST_LEFT_BEHIND),
             end: None,
             stop_logged: false,
             waiting_logged: false,
@@ -408,10 +406,8 @@ impl VhostPort {
         if self.paused.is_some_and(|until| now < until) {
             return;
         }
-        if self.session.is_none() {
-            // What is behind is what an earlier session has left.
-            self.has_closer();
-        }
+        // The next session is not to wait for what an earlier one has left.
+        let can_close = self.session.is_some() || self.left_behind.relieve(&mut self.resources.closer);
         self.paused =
             if self.resources.closer.is_behind() { Some(now + CATCH_UP) } else { self.allowance.wait(now) };
         if self.paused.is_some() {
@@ -430,7 +426,11 @@ impl VhostPort {
         if self.session.is_some() {
             self.serve_session();
         } else if !self.retired {
-            self.connect();
+            if can_close {
+                self.connect();
+            } else {
+                self.put_into_quarantine(UNCLOSED);
+            }
         }
     }
 
@@ -508,9 +508,6 @@ impl VhostPort {
 
     /// Accepts a front end, or connects to it.
     fn connect(&mut self) {
-        if !self.has_closer() {
-            return self.put_into_quarantine(UNCLOSED);
-        }
         let stream = match &mut self.endpoint {
             Endpoint::Listen(listener) => match self.waiting.pop_front() {
                 Some(waiting) => Ok(Some(waiting.into_inner())),
@@ -635,21 +632,6 @@ impl VhostPort {
         }
         self.close();
         self.end = Some((UNCLOSED.to_owned(), Instant::now()));
-    }
-
-    /// Gives the next session a closer of its own if the one that there is is held up by what an earlier session has left. Returns false if too many are.
-    fn has_closer(&mut self) -> bool {
-        self.left_behind.retain(|closer| closer.waiting() > 0);
-        if self.resources.closer.held_up() < LEFT_BEHIND {
-            return true;
-        }
-        if self.left_behind.len() >= MOST_LEFT_BEHIND {
-            return false;
-        }
-        let closer = Closer::new();
-        closer.begin();
-        self.left_behind.push(std::mem::replace(&mut self.resources.closer, closer));
-        true
     }
 
     /// Ends the session if the guest's memory is gone, or its dirty log: the front end shrank the file.
