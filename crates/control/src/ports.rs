@@ -73,7 +73,7 @@ pub struct Reload {
     pub steps: Vec<ReloadStep>,
     /// Settings that the file has changed and that need a restart.
     pub restart: Vec<String>,
-    /// What is wrong with ports that are as the file has them, and that no reload mends: the name and the fault of each.
+    /// Faults of ports that are as the file has them, which no reload mends: the name and the fault of each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub faults: Vec<String>,
 }

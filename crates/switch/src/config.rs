@@ -93,7 +93,7 @@ pub struct ConfigFile {
     pub ports: Vec<String>,
     /// The drop-in files of the ports that are in one.
     pub(crate) drop_ins: BTreeMap<String, PathBuf>,
-    /// What may be half of something, among what was read: files that are there and have no port, and the directory of drop-in files if that is not there.
+    /// Files that may be half of one: those that are there and have no port, and the directory of drop-in files if that is not there.
     pub(crate) blank: BTreeSet<PathBuf>,
     /// What it says that is not about a port, as TOML.
     settings: String,

@@ -268,7 +268,7 @@ fn what_cannot_be_added_is_refused_with_a_remedy_and_leaves_nothing() {
     switch.stop();
 }
 
-/// What a reload would find out only when it is too late for the port that is to move there.
+/// A reload would find it out only when it is too late for the port that is to move there.
 #[test]
 fn a_directory_that_the_sandbox_leaves_out_is_foreseen() {
     let place = Place::new();
@@ -504,7 +504,7 @@ fn what_is_no_order_to_remove_everything_removes_nothing() {
     switch.stop();
 }
 
-/// What somebody has written wrong of one machine is not to cost the others what they are given.
+/// A mistake in the file of one machine is not to cost the others what they are given.
 #[test]
 fn a_mistake_in_one_file_keeps_no_other_port_from_being_changed() {
     let place = Place::new();

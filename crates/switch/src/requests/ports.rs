@@ -249,9 +249,6 @@ impl Requests<'_> {
             step(&name, PortAction::Changed, what, done);
             self.serve_ports();
         }
-        let faulty = self.ports.snapshots().into_iter().filter(|port| !touched(&port.name));
-        let faults = faulty.filter_map(|port| Some((port.name, port.fault?)));
-        let faults: Vec<_> = faults.collect();
         for port in &found.added {
             let done = if dry_run { self.can_plug(port) } else { self.plug(port) };
             if done.is_ok() && !dry_run {
@@ -272,8 +269,8 @@ impl Requests<'_> {
         }
         // What a step has seen to is not seen to be mended yet.
         let is_seen_to = |name: &str| reload.steps.iter().any(|step| step.port == name);
-        let left = faults.into_iter().filter(|(name, _)| !is_seen_to(name));
-        reload.faults = left.map(|(name, fault)| format!("{name}: {fault}")).collect();
+        let left = self.ports.snapshots().into_iter().filter(|port| !is_seen_to(&port.name));
+        reload.faults = left.filter_map(|port| Some(format!("{}: {}", port.name, port.fault?))).collect();
         Ok(reload)
     }
 

@@ -33,7 +33,7 @@ impl fmt::Display for Event {
     }
 }
 
-/// Who the partner of each guest is, at the other end of its flows.
+/// The partner of each guest, at the other end of its flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Partner {
     /// Another guest.

@@ -30,7 +30,7 @@ pub(super) struct Phase {
     pub away: Duration,
 }
 
-/// What became of the frames of all flows.
+/// The fate of the frames of all flows.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Frames {
     pub received: u64,

@@ -59,7 +59,7 @@ impl Order {
         self.folder.join(format!("{port}.sock"))
     }
 
-    /// Who is at a port: the first of each pair is a guest.
+    /// Returns who is at a port: the first of each pair is a guest.
     fn at(&self, port: u16) -> Partner {
         if port.is_multiple_of(2) { Partner::Guest } else { self.case.partner }
     }

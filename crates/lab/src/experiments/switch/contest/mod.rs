@@ -80,7 +80,7 @@ impl Order {
         self.case.frames == Frames::Tso
     }
 
-    /// What the lab's own taps take and give uncut.
+    /// Returns the offloads of the lab's own taps, which take and give such frames uncut.
     fn offloads(&self) -> Offloads {
         if self.tso() { Offloads::all() } else { Offloads::empty() }
     }
