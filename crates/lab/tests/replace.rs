@@ -30,8 +30,9 @@ fn nobody_loses_anything_by_a_replacement_and_all_go_on_after_a_kill() {
         let median = find("gap-median");
         assert_eq!(median["extra"]["events"][0].as_f64(), Some(1.0), "{median}");
         assert!(0.0 < value("gap-median") && value("gap-median") <= value("gap-max"), "{median}");
-        // A worker that is killed has a burst in its hands.
-        let most = if event == "kill" { 32.0 } else { 0.0 };
+        // A worker that is killed has a burst in its hands, and the next knows no address. Beside other tests the thread of the ends may not run
+        // just then: what all flows have under way, 200 frames each, is then sent to all.
+        let most = if event == "kill" { 4.0 * 200.0 } else { 0.0 };
         assert!(value("lost") <= most && value("disordered") <= most, "{event}, {partner}: {rows:?}");
     }
 }
