@@ -7,8 +7,9 @@
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
-use rustix::event::EventfdFlags;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::io::{Errno, ReadWriteFlags};
 
@@ -90,6 +91,14 @@ impl EventFd {
         }
     }
 
+    /// Waits until it rings, for so long at most; returns whether it does. The counter stays as it is. A signal may end the wait before its time.
+    pub fn wait(&self, timeout: Duration) -> bool {
+        // One that does not fit lasts for ever.
+        let timeout = Timespec::try_from(timeout).ok();
+        // The only other error is that the kernel has no memory, which passes.
+        poll(&mut [PollFd::new(&self.0, PollFlags::IN)], timeout.as_ref()).is_ok_and(|ready| ready > 0)
+    }
+
     /// Makes a second descriptor of the same doorbell, for a peer or another thread.
     ///
     /// # Errors
@@ -143,6 +152,15 @@ mod tests {
         bell.signal().unwrap();
         assert!(bell.drain().unwrap());
         assert!(!bell.drain().unwrap());
+    }
+
+    #[test]
+    fn a_wait_ends_with_a_ring_which_it_does_not_take() {
+        let bell = EventFd::new().unwrap();
+        assert!(!bell.wait(Duration::ZERO));
+        bell.signal().unwrap();
+        assert!(bell.wait(Duration::MAX) && bell.wait(Duration::ZERO));
+        assert!(bell.drain().unwrap());
     }
 
     #[test]

@@ -232,12 +232,15 @@ impl<P: Queues> Worker<P> {
         }
     }
 
-    /// A look of a worker that stands still, which may sleep for `timeout`: at what others have handed off to it, and at its commands and events.
+    /// A look of a worker that stands still, which may sleep for `timeout`: at what others have handed off to it, and at its commands. Sources tell their news when it
+    /// goes on. In epoll a tap that is not read would have it look again and again, and on a processor that both share keep the process from it that everybody waits for.
     pub(crate) fn look_standing(&mut self, timeout: Duration) {
         self.settle();
         // Whoever hands off more, or is the last to end its pause, rings from here on.
         let sleeps = self.handoff.about_to_sleep() && self.stands_still();
-        self.serve_events(Some(if sleeps { timeout } else { Duration::ZERO }));
+        if self.inbox.bell.wait(if sleeps { timeout } else { Duration::ZERO }) {
+            self.serve_bell();
+        }
         self.handoff.awake();
     }
 

@@ -881,15 +881,7 @@ impl<P: Queues> Worker<P> {
         for event in events.iter() {
             count += 1;
             if event.token == BELL {
-                let _ = self.inbox.bell.drain();
-                let commands = self.inbox.commands.try_iter().take(COMMANDS).collect::<Vec<_>>();
-                if commands.len() == COMMANDS {
-                    let _ = self.inbox.bell.signal();
-                }
-                for Posted { command, place } in commands {
-                    self.execute(command);
-                    drop(place);
-                }
+                self.serve_bell();
             } else {
                 self.wake(Source::of(event.token), event.hangup);
             }
@@ -897,6 +889,19 @@ impl<P: Queues> Worker<P> {
         self.events = Some(events);
         self.convict();
         count > 0
+    }
+
+    /// Carries out commands, after the bell has rung.
+    fn serve_bell(&mut self) {
+        let _ = self.inbox.bell.drain();
+        let commands = self.inbox.commands.try_iter().take(COMMANDS).collect::<Vec<_>>();
+        if commands.len() == COMMANDS {
+            let _ = self.inbox.bell.signal();
+        }
+        for Posted { command, place } in commands {
+            self.execute(command);
+            drop(place);
+        }
     }
 
     /// A source says it has work.

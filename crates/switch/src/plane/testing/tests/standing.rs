@@ -25,7 +25,7 @@ fn mac(port: usize) -> Mac {
 /// A port of each worker; all of its frames for the second one are handed off.
 struct Two {
     bed: Bed,
-    sender: Arc<Wire>,
+    sender: (PortId, Arc<Wire>),
     receiver: (PortId, Arc<Wire>),
 }
 
@@ -36,7 +36,7 @@ impl Two {
             let rules = Rules { static_macs: vec![(mac(port), 0)], ..Rules::default() };
             bed.add(&HeapPort { rules, first: port, ..HeapPort::default() })
         };
-        let ((_, sender), receiver) = (add(SENDING), add(RECEIVING));
+        let (sender, receiver) = (add(SENDING), add(RECEIVING));
         Two { bed, sender, receiver }
     }
 
@@ -46,7 +46,7 @@ impl Two {
             frame.extend([0x88, 0xb5]);
             frame.extend((number as u64).to_be_bytes());
             frame.resize(60, 0);
-            self.sender.send(0, HeapFrame::new(Header::default(), frame));
+            self.sender.1.send(0, HeapFrame::new(Header::default(), frame));
         }
     }
 
@@ -117,6 +117,19 @@ fn a_paused_worker_delivers_what_it_is_handed() {
     two.bed.round(RECEIVING);
     assert_eq!(two.bed.under_way(SENDING, RECEIVING), 0);
     two.pause_and_go_on(|_| {});
+    two.assert_all_received();
+}
+
+/// A tap tells as long as it has something, which nobody reads; each time took the processor from the process that takes over.
+#[test]
+fn a_paused_worker_is_not_woken_by_what_it_does_not_take() {
+    let mut two = Two::new();
+    two.bed.run();
+    two.bed.pause(SENDING);
+    two.send();
+    two.bed.round(SENDING);
+    assert_eq!(two.bed.totals(two.sender.0).by_name()["kicks"], 0);
+    two.pause_and_go_on(|two| two.bed.pause(RECEIVING));
     two.assert_all_received();
 }
 
