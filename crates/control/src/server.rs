@@ -354,7 +354,7 @@ impl Client {
         let received = self.stream.recv(&mut piece, &mut passed);
         if !passed.is_empty() {
             // Nobody asks for any. Whoever passes one is not served, and passes no more.
-            passed.into_iter().for_each(|fd| self.closer.close(fd));
+            passed.into_iter().for_each(|fd| drop(self.closer.defer_passed(fd)));
             return Err(io::ErrorKind::InvalidData.into());
         }
         match received {

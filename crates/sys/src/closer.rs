@@ -18,6 +18,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Deref;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -144,6 +145,14 @@ impl Closer {
         Deferred { thing: Some(thing), closer: self.clone(), soon: false }
     }
 
+    /// Wraps a descriptor that a peer has passed. That of memory is [closed soon](Self::close_soon), whatever becomes of the message that it came with: a peer
+    /// that is gone would keep all of the memory by something else that it has passed before, and that waits.
+    pub fn defer_passed(&self, fd: OwnedFd) -> Deferred<OwnedFd> {
+        // Only memfds and files on tmpfs and hugetlbfs have seals. No file is asked anything for this.
+        let soon = rustix::fs::fcntl_get_seals(&fd).is_ok();
+        Deferred { thing: Some(fd), closer: self.clone(), soon }
+    }
+
     /// Wraps `thing`, whose end waits for nobody, so that it is [closed soon](Self::close_soon) when it is dropped.
     pub fn defer_soon<T: Send + 'static>(&self, thing: T) -> Deferred<T> {
         Deferred { thing: Some(thing), closer: self.clone(), soon: true }
@@ -166,7 +175,8 @@ impl LeftBehind {
         LeftBehind { closers: Vec::new(), most }
     }
 
-    /// Puts a new closer in the place of one that has been closing the same thing for a second. Returns false if it is held up, and too many were left behind.
+    /// Puts a new closer in the place of one that has been closing the same thing for a second, and gives it what waits behind that: it may be what the thing
+    /// waits for, as the other end of a connection. Returns false if it is held up, and too many were left behind.
     pub fn relieve(&mut self, closer: &mut Closer) -> bool {
         self.closers.retain(|closer| closer.waiting() > 0);
         if closer.held_up() < HELD_UP {
@@ -176,6 +186,9 @@ impl LeftBehind {
             return false;
         }
         let next = Closer::new();
+        if let (Some(Handle(held_up)), Some(Handle(next))) = (closer.0.as_deref(), next.0.as_deref()) {
+            next.lock().queue.append(&mut held_up.lock().queue);
+        }
         next.begin();
         self.closers.push(std::mem::replace(closer, next));
         true
@@ -276,6 +289,12 @@ pub struct Deferred<T: Send + 'static> {
 }
 
 impl<T: Send + 'static> Deferred<T> {
+    /// Makes something else of the thing, which is closed as that would have been.
+    pub fn map<U: Send + 'static>(mut self, make: impl FnOnce(T) -> U) -> Deferred<U> {
+        let thing = self.thing.take().map(make);
+        Deferred { thing, closer: self.closer.clone(), soon: self.soon }
+    }
+
     /// Takes the thing out; closing it is the caller's from now on.
     pub fn into_inner(mut self) -> T {
         self.thing.take().expect("a thing is there until it is taken out, once")
@@ -310,7 +329,6 @@ impl<T: Send + 'static> Drop for Deferred<T> {
 mod tests {
     use std::io::{ErrorKind, Read, Write};
     use std::net::{TcpListener, TcpStream};
-    use std::os::fd::OwnedFd;
     use std::sync::mpsc::{Receiver, channel};
 
     use super::*;
@@ -318,7 +336,7 @@ mod tests {
     /// Longer than any machine needs for what is waited for here.
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    fn until(what: &str, done: impl Fn() -> bool) {
+    fn until(what: &str, mut done: impl FnMut() -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !done() {
             assert!(Instant::now() < deadline, "{what} did not happen");
@@ -377,6 +395,34 @@ mod tests {
             until("what ends by itself to be closed", || closed.load(Ordering::Acquire));
         }
         until("nothing but the socket, which lingers still, to be left", || closer.waiting() == 1);
+    }
+
+    /// No process is left that could end it from outside.
+    #[test]
+    fn d1_a_socket_that_lingers_for_what_is_behind_it_is_closed_in_the_end() {
+        let mut closer = Closer::new();
+        let (socket, peer) = lingering();
+        closer.close(socket);
+        closer.close(peer);
+        let first = closer.clone();
+        let mut left = LeftBehind::at_most(1);
+        until("another closer", || {
+            assert!(left.relieve(&mut closer));
+            !left.closers.is_empty()
+        });
+        until("both ends to be closed", || first.waiting() == 0 && closer.waiting() == 0);
+        assert!(left.relieve(&mut closer) && left.closers.is_empty());
+    }
+
+    #[test]
+    fn d1_memory_is_closed_while_what_came_before_it_waits() {
+        let closer = Closer::new();
+        let (socket, _peer) = lingering();
+        drop(closer.defer_passed(socket));
+        until("the thread to take the socket", || closer.held_up() > Duration::ZERO);
+        let memory = rustix::fs::memfd_create("memory", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+        drop(closer.defer_passed(memory));
+        until("nothing but the socket to be left", || closer.waiting() == 1);
     }
 
     #[test]

@@ -15,6 +15,7 @@
 //! | [`eventfd`] | a doorbell that never blocks, even if a peer made it | the descriptor |
 //! | [`epoll`] | waiting for descriptors | the epoll instance, not the registered descriptors |
 //! | [`socket`] | Unix stream sockets that pass descriptors | the descriptor; a listener also its file |
+//! | [`lent`] | a Unix stream socket that a peer has made, for sending | the descriptor |
 //! | [`signal`] | signals as events | the descriptor; the signals stay blocked |
 //! | [`namespace`] | user and network namespaces | the namespace descriptors it returns |
 //! | [`process`] | starting children in namespaces, CPU time, privileges | nothing |
@@ -44,6 +45,7 @@ pub mod eventfd;
 mod ifreq;
 pub mod inherited;
 pub mod interrupt;
+pub mod lent;
 pub mod namespace;
 pub mod netif;
 mod netlink;

@@ -535,7 +535,7 @@ impl Stream {
         Self::connect(format!("/proc/self/fd/{}", file.as_raw_fd()))
     }
 
-    /// Takes over a connected socket from a parent or service manager.
+    /// Takes over a connected socket from a parent or service manager. One that a peer has made and passed is a [`LentStream`](crate::lent::LentStream).
     ///
     /// # Errors
     /// `InvalidInput`, if it is not a connected Unix stream socket; the descriptor is closed then.
@@ -737,15 +737,6 @@ impl Stream {
     /// these on now (see [`Passage`]).
     pub fn send(&self, data: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
         self.send_with(data, fds, SendFlags::NOSIGNAL)
-    }
-
-    /// The same for a socket that somebody else has, too: it never waits. Whether [`send`](Self::send) does, whoever has the same open file decides at
-    /// any time.
-    ///
-    /// # Errors
-    /// As for [`send`](Self::send).
-    pub fn send_now(&self, data: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
-        self.send_with(data, fds, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
     }
 
     fn send_with(&self, data: &[u8], fds: &[BorrowedFd<'_>], flags: SendFlags) -> io::Result<usize> {

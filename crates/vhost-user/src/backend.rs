@@ -33,6 +33,7 @@ use ringferry_memory::{DirtyLog, GuestMemory, MapBudget, MapError, MemoryError, 
 use ringferry_ring::Parts;
 use ringferry_sys::closer::{Closer, Deferred};
 use ringferry_sys::eventfd::EventFd;
+use ringferry_sys::lent::LentStream;
 use ringferry_sys::socket::{PeerCredentials, Stream};
 use zerocopy::IntoBytes;
 
@@ -412,7 +413,7 @@ pub struct Session {
     /// The dirty log.
     log: log::Log,
     /// Kept open because the front end takes its closing for the back end's death, and for [`notify_config_change`](Session::notify_config_change).
-    backend_req: Option<Deferred<Stream>>,
+    backend_req: Option<Deferred<LentStream>>,
     status: u8,
     closed: bool,
     /// The message in hand has called the device for running rings.
@@ -596,7 +597,7 @@ impl Session {
             return false;
         }
         let header = Header { request: BACKEND_CONFIG_CHANGE, flags: VERSION, size: 0 };
-        channel.send_now(header.as_bytes(), &[]).is_ok_and(|sent| sent == size_of::<Header>())
+        channel.send(header.as_bytes()).is_ok_and(|sent| sent == size_of::<Header>())
     }
 
     /// Returns true if the front end has closed the connection, whatever it has sent before and has not been read yet.
@@ -610,11 +611,7 @@ impl Session {
     /// # Errors
     /// The rest of a message has not come for 30 s ([`WireError::RestMissing`]). The session has ended then, as for [`Session::on_readable`].
     pub fn tick(&mut self, now: Instant, dev: &mut dyn Device) -> Result<(), SessionError> {
-        if self
-            .backend_req
-            .as_ref()
-            .is_some_and(|channel| channel.is_readable_within(Duration::ZERO).unwrap_or(true))
-        {
+        if self.backend_req.as_ref().is_some_and(|channel| channel.is_readable()) {
             self.backend_req = None;
         }
         if let Err(error) = self.wire.check(now) {

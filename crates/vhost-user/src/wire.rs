@@ -199,7 +199,7 @@ impl Wire {
                     // It would keep the connection open for as long as it is here, which may be until other descriptors are closed.
                     let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
                 }
-                self.fds.extend(passed.into_iter().map(|fd| self.closer.defer(fd)));
+                self.fds.extend(passed.into_iter().map(|fd| self.closer.defer_passed(fd)));
                 received
             } else {
                 self.stream.recv_bytes(room).map(|bytes| Received { bytes, fds_lost: false })

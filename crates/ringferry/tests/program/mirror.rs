@@ -9,6 +9,7 @@ use ringferry_rig::frames::{frame, mac};
 use ringferry_rig::guest::{Options, acquaint, converse};
 use ringferry_rig::process::{PATIENCE, readable};
 use ringferry_rig::switch::{Place, ringferry};
+use ringferry_sys::lent::LentStream;
 use ringferry_sys::socket::Stream;
 use ringferry_vhost_user::message::{BACKEND_CONFIG_CHANGE, VERSION};
 use ringferry_vhost_user::{Frontend, ProtocolFeatures};
@@ -140,7 +141,9 @@ fn a_front_end_that_takes_the_configuration_is_told_of_the_link() {
     }
     // Whoever passes a channel in which there is no room has nobody wait for that, whatever it does to the open file meanwhile.
     let full = [0; 4096];
-    while theirs.send_now(&full, &[]).is_ok() {}
+    let lent = LentStream::of(theirs.as_fd().try_clone_to_owned().unwrap());
+    while lent.send(&full).is_ok() {}
+    drop(lent);
     assert!(place.ctl(&["link", "a", "up"]).contains("whoever is behind it was not told"));
     let flags = rustix::fs::fcntl_getfl(&theirs).unwrap();
     assert!(!flags.contains(rustix::fs::OFlags::NONBLOCK), "nothing that it could undo was relied on");

@@ -23,6 +23,7 @@ use std::sync::Arc;
 use ringferry_memory::{GuestMemory, MapError, Region, RegionSpec};
 use ringferry_sys::closer::Deferred;
 use ringferry_sys::eventfd::EventFd;
+use ringferry_sys::lent::LentStream;
 use ringferry_sys::socket::Stream;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -440,8 +441,9 @@ impl Session {
             offer.protocol &= ProtocolFeatures::from_bits_truncate(protocol);
         }
         let closer = resources.closer.clone();
-        let mut take =
-            |number: u32, what| take(number).map(|fd| closer.defer(fd)).ok_or(AdoptError::Descriptor(what));
+        let mut take = |number: u32, what| {
+            take(number).map(|fd| closer.defer_passed(fd)).ok_or(AdoptError::Descriptor(what))
+        };
         let socket = take(state.socket, "the connection")?;
         if !Stream::is_one(&*socket) {
             return Err(AdoptError::Descriptor("the connection"));
@@ -469,8 +471,7 @@ impl Session {
         if let Some(number) = state.backend_req {
             let channel = take(number, "the channel of the back end's requests")?;
             let channel = Some(channel).filter(|fd| Stream::is_one(&**fd)).ok_or(Refusal::Channel)?;
-            let channel = Stream::from_fd(channel.into_inner())?;
-            session.backend_req = Some(session.wire.closer().defer(channel));
+            session.backend_req = Some(channel.map(LentStream::of));
         }
         session.adopt_memory(state, &mut take)?;
         for ring in &state.rings {

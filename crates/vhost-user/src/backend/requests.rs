@@ -13,6 +13,7 @@ use std::time::Instant;
 use ringferry_memory::{GuestMemory, Region, RegionSpec};
 use ringferry_sys::closer::Deferred;
 use ringferry_sys::eventfd::EventFd;
+use ringferry_sys::lent::LentStream;
 use ringferry_sys::socket::Stream;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -110,8 +111,7 @@ impl Session {
             }
             Request::SetBackendReqFd => {
                 let channel = fds.into_iter().next().filter(|fd| Stream::is_of_a_pair(&**fd));
-                let channel = channel.and_then(|fd| Stream::from_fd(fd.into_inner()).ok());
-                self.backend_req = Some(self.wire.closer().defer(channel.ok_or(Refusal::Channel)?));
+                self.backend_req = Some(channel.ok_or(Refusal::Channel)?.map(LentStream::of));
                 Ok(Answer::Done)
             }
             Request::SetStatus => self.set_status(parse(&payload)?, dev),

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::channel;
@@ -17,6 +18,7 @@ use ringferry_vhost_user::message::{
     Header, InflightDescription, LogBase, MemoryRegion, Request, SingleRegion, VERSION,
 };
 use ringferry_vhost_user::{ProtocolFeatures, Resources, Session, SessionError, WireError};
+use rustix::net::sockopt;
 use zerocopy::IntoBytes;
 
 use crate::rig::{Recorder, Rig, copies_of, mem_table, offer, packed_offer};
@@ -106,6 +108,29 @@ fn d1_a_descriptor_whose_close_waits_keeps_nobody() {
         // Whoever has come here has not waited.
         assert_ne!(closer.waiting(), 0, "{case}");
     }
+}
+
+/// Whoever has the same socket holds its lock inside a `setsockopt` of its own whose argument is in a file of FUSE, and the same call of this process would wait.
+#[test]
+fn d1_no_option_of_a_socket_that_a_front_end_has_made_is_set() {
+    let (channel, _other) = UnixStream::pair().unwrap();
+    sockopt::set_socket_passcred(&channel, true).unwrap();
+    let options =
+        || [sockopt::socket_oobinline, sockopt::socket_passcred].map(|option| option(&channel).unwrap());
+    let before = options();
+    let mut rig = Rig::new();
+    rig.tell(Request::SetProtocolFeatures, offer().protocol.bits().as_bytes(), &[]);
+    assert!(rig.features(0));
+    assert!(rig.ack(Request::SetBackendReqFd, &[], &[channel.as_fd()]));
+    assert_eq!((copies_of(&channel), options()), (2, before));
+    let mut fds = Vec::new();
+    let state = rig.session.state(&mut |fd| {
+        fds.push(Some(fd.try_clone_to_owned()?));
+        Ok(fds.len() as u32 - 1)
+    });
+    let mut take = |number: u32| fds[number as usize].take();
+    let _adopted = Session::adopt(&state.unwrap(), &mut take, offer(), Resources::default()).unwrap();
+    assert_eq!((copies_of(&channel), options()), (3, before));
 }
 
 #[test]
