@@ -47,7 +47,7 @@ fn lingering() -> (OwnedFd, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (peer, _) = listener.accept().unwrap();
-    rustix::net::sockopt::set_socket_linger(&ours, Some(10 * PATIENCE)).unwrap();
+    sockopt::set_socket_linger(&ours, Some(10 * PATIENCE)).unwrap();
     ours.set_nonblocking(true).unwrap();
     while !matches!(ours.write(&[0; 65536]), Err(error) if error.kind() == ErrorKind::WouldBlock) {}
     (ours.into(), peer)
