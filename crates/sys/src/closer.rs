@@ -327,11 +327,11 @@ impl<T: Send + 'static> Drop for Deferred<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{ErrorKind, Read, Write};
-    use std::net::{TcpListener, TcpStream};
+    use std::io::Read;
     use std::sync::mpsc::{Receiver, channel};
 
     use super::*;
+    use crate::testing::lingering;
 
     /// Longer than any machine needs for what is waited for here.
     const PATIENCE: Duration = Duration::from_secs(60);
@@ -351,17 +351,6 @@ mod tests {
         fn drop(&mut self) {
             let _ = self.0.recv_timeout(2 * PATIENCE);
         }
-    }
-
-    /// A TCP socket whose last close waits until its peer, which is returned, reads or ends.
-    fn lingering() -> (OwnedFd, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (peer, _) = listener.accept().unwrap();
-        rustix::net::sockopt::set_socket_linger(&ours, Some(2 * PATIENCE)).unwrap();
-        ours.set_nonblocking(true).unwrap();
-        while !matches!(ours.write(&[0; 65536]), Err(error) if error.kind() == ErrorKind::WouldBlock) {}
-        (ours.into(), peer)
     }
 
     #[test]

@@ -33,6 +33,8 @@
 //! | [`rlimit`] | the limit of open files | nothing |
 //! | [`sandbox`] | giving up privileges: capabilities, Landlock, seccomp | nothing; there is no way back |
 //!
+//! The feature `testing` adds the module `testing`, for the tests of other crates.
+//!
 //! Only this crate and `ringferry-memory` contain `unsafe`. Linux 5.11 or newer is expected; functions that work
 //! with less on older kernels document it.
 
@@ -59,8 +61,9 @@ pub mod socket;
 pub mod spin;
 pub mod systemd;
 pub mod tap;
-#[cfg(test)]
-mod testing;
+#[cfg(any(test, feature = "testing"))]
+#[allow(missing_docs)]
+pub mod testing;
 pub mod usage;
 pub mod watchdog;
 pub mod xen;

@@ -1,11 +1,11 @@
 //! The server against clients of every kind, and [`call`](crate::call) against servers of every kind.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+
+use ringferry_sys::testing::lingering;
 
 use super::*;
 use crate::client::{ControlError, call};
@@ -305,17 +305,6 @@ fn an_answer_may_come_later_and_others_are_answered_before() {
     assert_eq!(next(), "{\"error\":\"first\"}\n");
     fixture.settle();
     assert!(next().contains("\"show\""));
-}
-
-/// A TCP socket whose close waits for its peer, which is returned.
-fn lingering() -> (OwnedFd, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let (peer, _) = listener.accept().unwrap();
-    rustix::net::sockopt::set_socket_linger(&ours, Some(Duration::from_secs(600))).unwrap();
-    ours.set_nonblocking(true).unwrap();
-    while ours.write(&[0; 65536]).is_ok() {}
-    (ours.into(), peer)
 }
 
 #[test]

@@ -20,6 +20,7 @@ use ringferry_rig::raw::{BASE, BUFFERS, ENTRIES, INDIRECT, NEXT, RX, Raw, SIZE, 
 use ringferry_rig::switch::{Place, Switch};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::socket::Stream;
+use ringferry_sys::testing::lingering;
 use ringferry_vhost_user::message::{MAX_PAYLOAD, Request};
 use ringferry_vhost_user::{FrontendError, ProtocolFeatures};
 use ringferry_virtio_net::Features;
@@ -27,7 +28,7 @@ use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
-use crate::hostile_back_end::{let_go, lingering};
+use crate::hostile_back_end::let_go;
 
 /// Address of the guest that breaks the rules.
 const VILLAIN: Mac = mac(9);

@@ -1,8 +1,7 @@
 //! Back ends that break every rule, against `ringferry guest`: it says so, obeys SIGTERM and its control socket, and goes
 //! on with the next back end; its tap stays as it is.
 
-use std::io::Write;
-use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::net::UdpSocket;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,6 +19,7 @@ use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::namespace;
 use ringferry_sys::process::Spawn;
 use ringferry_sys::socket::{Listener, Stream};
+use ringferry_sys::testing::lingering;
 use ringferry_vhost_user::{Device, Offer, RingSetup, Session};
 use ringferry_virtio_net::Features;
 use ringferry_virtio_net::device::Receiveq;
@@ -330,18 +330,6 @@ fn d4_clients_that_say_nothing_give_way_to_one_that_speaks() {
     serve(connect().unwrap(), Features::DEVICE, &mut Villain::default(), |_| scene.is_up());
     drop(silent);
     scene.ends();
-}
-
-/// A TCP connection whose close waits for its peer, which does not read, for longer than any test.
-pub fn lingering() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let peer = listener.accept().unwrap().0;
-    ours.set_nonblocking(true).unwrap();
-    while ours.write(&[0; 1 << 16]).is_ok() {}
-    ours.set_nonblocking(false).unwrap();
-    rustix::net::sockopt::set_socket_linger(&ours, Some(Duration::from_secs(3600))).unwrap();
-    (ours, peer)
 }
 
 /// Closes a descriptor that may wait for long, if the guest is so quick that this is the last one.

@@ -471,9 +471,7 @@ fn place(entry: &Entry, port: &PortConfig, workers: &Workers) -> Result<(), Stri
 
 #[cfg(test)]
 mod tests {
-    use std::io::{ErrorKind, Write};
-    use std::net::{TcpListener, TcpStream};
-    use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+    use std::os::fd::{AsFd, BorrowedFd};
     use std::os::unix::net::UnixStream;
     use std::time::Duration;
 
@@ -481,6 +479,7 @@ mod tests {
     use ringferry_memory::SharedMem;
     use ringferry_sys::eventfd::EventFd;
     use ringferry_sys::socket::Stream;
+    use ringferry_sys::testing::lingering;
     use ringferry_vhost_user::message::{
         F_VERSION_1, Header, MemoryRegion, MemoryTable, Request, VERSION, VringAddr, VringState,
     };
@@ -680,17 +679,6 @@ mod tests {
         assert!(table.remove("a", &epoll));
         others_are_served(&mut table, &epoll, entries[1], &honest);
         drop(waits);
-    }
-
-    /// A TCP socket whose last close waits for its peer, which is returned.
-    fn lingering() -> (OwnedFd, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (peer, _) = listener.accept().unwrap();
-        rustix::net::sockopt::set_socket_linger(&ours, Some(Duration::from_secs(600))).unwrap();
-        ours.set_nonblocking(true).unwrap();
-        while !matches!(ours.write(&[0; 65536]), Err(error) if error.kind() == ErrorKind::WouldBlock) {}
-        (ours.into(), peer)
     }
 
     #[test]

@@ -2,8 +2,7 @@
 //! goes.
 
 use std::fs::File;
-use std::io::{self, ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -14,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use ringferry_sys::closer::{Closer, ROOM};
 use ringferry_sys::socket::{Listener, Stream};
+use ringferry_sys::testing::lingering;
 use ringferry_vhost_user::message::{
     Header, InflightDescription, LogBase, MemoryRegion, Request, SingleRegion, VERSION,
 };
@@ -39,18 +39,6 @@ fn no_process_starts() -> RwLockReadGuard<'static, ()> {
 fn status(command: &mut Command) -> io::Result<ExitStatus> {
     let _alone = STARTS.write().unwrap_or_else(PoisonError::into_inner);
     command.status()
-}
-
-/// A TCP socket whose last close waits for as long as its peer, which is returned, neither reads
-/// nor ends.
-fn lingering() -> (OwnedFd, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let (peer, _) = listener.accept().unwrap();
-    sockopt::set_socket_linger(&ours, Some(10 * PATIENCE)).unwrap();
-    ours.set_nonblocking(true).unwrap();
-    while !matches!(ours.write(&[0; 65536]), Err(error) if error.kind() == ErrorKind::WouldBlock) {}
-    (ours.into(), peer)
 }
 
 fn until(what: &str, mut done: impl FnMut() -> bool) {
