@@ -18,7 +18,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -26,9 +26,9 @@ use std::time::{Duration, Instant};
 use ringferry_control::mirror::Mirror;
 use ringferry_memory::{Counters, Region, RegionSpec, SharedMem};
 use ringferry_sys::systemd::{Notifier, store_limit};
-use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
 
+use super::identity::{Identifier, Identity, tell_apart_here};
 use super::state::InForce;
 use crate::config::{Config, PortConfig, PortKind, TapConfig, VhostUserConfig};
 use crate::links::Links;
@@ -123,32 +123,6 @@ struct Entry {
     descriptors: Vec<u64>,
 }
 
-/// What tells an open file from all others.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-enum Identity {
-    /// Device and inode of a socket or a memfd.
-    File(u64, u64),
-    /// An eventfd.
-    Event(String),
-    /// Another file, of which this port keeps as many as it has.
-    Of(String, usize),
-}
-
-impl Identity {
-    fn of(fd: BorrowedFd<'_>, port: &str, place: usize) -> io::Result<Identity> {
-        let status = rustix::fs::fstat(fd)?;
-        if let FileType::Socket | FileType::RegularFile = FileType::from_raw_mode(status.st_mode) {
-            return Ok(Identity::File(status.st_dev, status.st_ino));
-        }
-        let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
-        let event = about.lines().find_map(|line| line.strip_prefix("eventfd-id:"));
-        Ok(match event {
-            Some(id) => Identity::Event(id.trim().to_owned()),
-            None => Identity::Of(port.to_owned(), place),
-        })
-    }
-}
-
 /// The parts of a switch whose state is kept.
 pub(crate) struct Parts<'s> {
     pub(crate) config: &'s Config,
@@ -174,6 +148,7 @@ pub struct Keeper {
     /// What is kept of each entry of the configuration, with the generation of its state. Of some nothing is.
     entries: BTreeMap<String, (Generation, Option<Entry>)>,
     numbers: BTreeMap<Identity, u64>,
+    identifier: Identifier,
     next: u64,
     /// The name of the state that is kept.
     state: Option<String>,
@@ -214,6 +189,7 @@ impl Keeper {
             doubt: true,
             entries: BTreeMap::new(),
             numbers,
+            identifier: Identifier::default(),
             next: highest,
             state,
             stale: true,
@@ -360,7 +336,8 @@ impl Keeper {
     fn store(&mut self, setup: &Setup, parts: &mut Parts<'_>) -> io::Result<()> {
         let with_room = self.with_room(parts.ports)?;
         let mut used = BTreeSet::new();
-        let listener = self.number(parts.listener, "", 0, &mut used)?;
+        let listener = Identity::of_file(parts.listener)?.ok_or(io::ErrorKind::InvalidInput)?;
+        let listener = self.number(parts.listener, listener, &mut used)?;
         let mut entries = BTreeMap::new();
         for (name, generation, control) in parts.ports.handed() {
             let entry = match self.known(&name, generation) {
@@ -370,12 +347,14 @@ impl Keeper {
                     Some(entry.clone())
                 }
                 None => {
-                    let mut descriptors = Vec::new();
-                    let state = control.hand_over(&mut |fd| {
-                        let number = self.number(fd, &name, descriptors.len(), &mut used)?;
-                        descriptors.push(number);
-                        Ok(descriptors.len() as u32 - 1)
-                    })?;
+                    let mut files = Descriptors::default();
+                    let state = control.hand_over(&mut |fd| files.put(fd))?;
+                    let files: Vec<_> = files.into_inner().collect();
+                    // One whose files take too long is tried again the next time.
+                    let Some(identities) = self.identifier.tell_apart(&name, &files)? else { continue };
+                    let numbers = files.iter().zip(identities);
+                    let numbers = numbers.map(|(fd, identity)| self.number(fd.as_fd(), identity, &mut used));
+                    let descriptors = numbers.collect::<io::Result<_>>()?;
                     let made_of = parts.ports.entry_of(&name).map(made_of).unwrap_or_default();
                     Some(Entry { name: name.clone(), made_of, state, descriptors })
                 }
@@ -476,11 +455,9 @@ impl Keeper {
     fn number(
         &mut self,
         fd: BorrowedFd<'_>,
-        port: &str,
-        place: usize,
+        identity: Identity,
         used: &mut BTreeSet<u64>,
     ) -> io::Result<u64> {
-        let identity = Identity::of(fd, port, place)?;
         let number = match self.numbers.get(&identity) {
             Some(number) => *number,
             None => {
@@ -634,15 +611,20 @@ impl Kept {
         self.known.places = Some((memory, places));
         self.control = copy(&state.listener).map(|fd| (state.control, fd));
         self.setup = Some(state.setup);
-        let places = self.entries.values().flat_map(|(entry, _)| {
-            entry.descriptors.iter().enumerate().map(|(place, number)| (entry.name.as_str(), place, *number))
+        let mut used = BTreeSet::from([state.listener]);
+        let listener = files.get(&state.listener).and_then(|fd| Identity::of_file(fd).ok().flatten());
+        self.known.numbers.extend(listener.map(|identity| (identity, state.listener)));
+        self.entries.retain(|name, (entry, _)| {
+            let numbers = &entry.descriptors;
+            let told = tell_apart_here(name, numbers.iter().filter_map(|number| Some(files.get(number)?.as_fd())));
+            let Ok(Some(identities)) = told else {
+                tracing::warn!(port = name, "what the process before has left of it cannot be told apart: whoever is connected has to connect again");
+                return false;
+            };
+            self.known.numbers.extend(identities.into_iter().zip(numbers.iter().copied()));
+            used.extend(numbers);
+            true
         });
-        let mut used = BTreeSet::new();
-        for (port, place, number) in places.chain([("", 0, state.listener)]) {
-            let identity = files.get(&number).and_then(|fd| Identity::of(fd.as_fd(), port, place).ok());
-            self.known.numbers.extend(identity.map(|identity| (identity, number)));
-            used.insert(number);
-        }
         files.retain(|number, _| !used.contains(number));
     }
 

@@ -30,6 +30,7 @@
 //! | `state` | the state as data, and its versions |
 //! | `bulk` | the large parts of it |
 //! | `channel` | messages with descriptors |
+//! | `identity` | what tells open files apart, of those that are kept |
 //! | `kept` | what outlives a switch that is killed |
 //! | `predecessor` | the side that gives |
 //! | `successor` | the side that takes |
@@ -39,6 +40,7 @@
 
 mod bulk;
 mod channel;
+mod identity;
 pub(crate) mod kept;
 pub(crate) mod predecessor;
 mod state;

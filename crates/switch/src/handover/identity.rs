@@ -1,0 +1,174 @@
+//! What tells open files apart, of those that are kept.
+//!
+//! Of an eventfd only `/proc/self/fdinfo` tells that, and the same text has a line for each lock of the open file (`F_OFD_SETLK`). Whoever has passed the eventfd can
+//! set as many as it likes: the kernel takes 140 ms to write down 45 000. So the thread that serves everybody does not ask. It waits for a [moment](PATIENCE), and the
+//! port concerned is not kept for as long as its files take longer.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::time::{Duration, Instant};
+
+use rustix::fs::FileType;
+use serde::{Deserialize, Serialize};
+
+/// How long the files of a port may take to be told apart. Those of a usual one take 10 us, and a thread.
+const PATIENCE: Duration = Duration::from_millis(5);
+
+/// Threads that may be held up at a time.
+const MOST_LATE: usize = 4;
+
+/// What tells an open file from all others.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) enum Identity {
+    /// Device and inode of a socket or a memfd.
+    File(u64, u64),
+    /// An eventfd.
+    Event(String),
+    /// Another file, of which this port keeps as many as it has.
+    Of(String, usize),
+}
+
+impl Identity {
+    /// Tells a socket or a memfd from all others; `None` if it is neither.
+    pub(super) fn of_file(fd: impl AsFd) -> io::Result<Option<Identity>> {
+        let status = rustix::fs::fstat(fd)?;
+        let is_told_by_inode =
+            matches!(FileType::from_raw_mode(status.st_mode), FileType::Socket | FileType::RegularFile);
+        Ok(is_told_by_inode.then_some(Identity::File(status.st_dev, status.st_ino)))
+    }
+
+    /// Tells a file that is neither from all others. This takes as long as whoever has it likes.
+    fn of_another(fd: BorrowedFd<'_>, port: &str, place: usize) -> io::Result<Identity> {
+        let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
+        let event = about.lines().find_map(|line| line.strip_prefix("eventfd-id:"));
+        Ok(match event {
+            Some(id) => Identity::Event(id.trim().to_owned()),
+            None => Identity::Of(port.to_owned(), place),
+        })
+    }
+}
+
+/// Tells the files of a port apart, in the order of their places. `Ok(None)`: it takes too long. The last one has been waited for then, so this is for when nobody waits, as there
+/// is no other thread yet.
+pub(super) fn tell_apart_here<'f>(
+    port: &str,
+    files: impl IntoIterator<Item = BorrowedFd<'f>>,
+) -> io::Result<Option<Vec<Identity>>> {
+    let mut all = Vec::new();
+    for (place, fd) in files.into_iter().enumerate() {
+        let begin = Instant::now();
+        all.push(match Identity::of_file(fd)? {
+            Some(identity) => identity,
+            None => Identity::of_another(fd, port, place)?,
+        });
+        if begin.elapsed() > PATIENCE {
+            return Ok(None);
+        }
+    }
+    Ok(Some(all))
+}
+
+/// Tells files apart for a thread that must not wait for long.
+#[derive(Debug)]
+pub(super) struct Identifier {
+    patience: Duration,
+    /// Held by each thread.
+    threads: Arc<()>,
+}
+
+impl Default for Identifier {
+    fn default() -> Identifier {
+        Identifier { patience: PATIENCE, threads: Arc::default() }
+    }
+}
+
+impl Identifier {
+    /// Tells the files of a port apart, in the order of their places. `Ok(None)`: it takes too long.
+    ///
+    /// # Errors
+    /// There are no descriptors left, or no thread can be had.
+    pub(super) fn tell_apart(&self, port: &str, files: &[OwnedFd]) -> io::Result<Option<Vec<Identity>>> {
+        let all = files.iter().map(Identity::of_file).collect::<io::Result<Vec<_>>>()?;
+        let is_other = |identity: &Option<Identity>| identity.is_none();
+        if !all.iter().any(is_other) {
+            return Ok(Some(all.into_iter().flatten().collect()));
+        }
+        if Arc::strong_count(&self.threads) > MOST_LATE {
+            return Ok(None);
+        }
+        let others = all.iter().zip(files).enumerate().filter(|(_, (identity, _))| is_other(identity));
+        let others = others.map(|(place, (_, fd))| Ok((place, fd.try_clone()?)));
+        let others = others.collect::<io::Result<Vec<(usize, OwnedFd)>>>()?;
+        let (sender, told) = sync_channel(1);
+        let (held, port) = (Arc::clone(&self.threads), port.to_owned());
+        let (patience, begin) = (self.patience, Instant::now());
+        let look = move || {
+            let _held = held;
+            let mut identities = Vec::with_capacity(others.len());
+            for (place, fd) in &others {
+                // Nobody waits any more.
+                if begin.elapsed() > patience {
+                    return;
+                }
+                identities.push(Identity::of_another(fd.as_fd(), &port, *place));
+            }
+            let _ = sender.send(identities.into_iter().collect::<io::Result<Vec<_>>>());
+        };
+        std::thread::Builder::new().name("ringferry-tell".to_owned()).spawn(look)?;
+        let Ok(others) = told.recv_timeout(patience) else { return Ok(None) };
+        let mut others = others?.into_iter();
+        Ok(Some(all.into_iter().filter_map(|identity| identity.or_else(|| others.next())).collect()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ringferry_memory::SharedMem;
+    use ringferry_sys::eventfd::EventFd;
+    use ringferry_sys::socket::Stream;
+
+    use super::*;
+
+    /// A port's files: two eventfds, one of which comes twice, a socket, memory, and a file that is none of these.
+    fn files() -> Vec<OwnedFd> {
+        let copy = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().unwrap();
+        let (one, two, memory) =
+            (EventFd::new().unwrap(), EventFd::new().unwrap(), SharedMem::new("m", 1).unwrap());
+        let (socket, _) = Stream::pair().unwrap();
+        let (pipe, _) = rustix::pipe::pipe().unwrap();
+        [one.as_fd(), socket.as_fd(), two.as_fd(), memory.fd(), one.as_fd(), pipe.as_fd()].map(copy).into()
+    }
+
+    #[test]
+    fn files_are_told_apart_wherever_that_is_done() {
+        let files = files();
+        let patient = Identifier { patience: Duration::from_secs(60), ..Identifier::default() };
+        let told = patient.tell_apart("a", &files).unwrap().unwrap();
+        let is_same = |one: usize, other: usize| told[one] == told[other];
+        assert!(is_same(0, 4) && !is_same(0, 2) && !is_same(1, 3));
+        assert!(matches!(&told[..], [
+            Identity::Event(_), Identity::File(..), Identity::Event(_), Identity::File(..), Identity::Event(_), Identity::Of(port, 5),
+        ] if port == "a"));
+        // Nobody has locks here, so that each takes microseconds; but the machine may be busy.
+        let here = || tell_apart_here("a", files.iter().map(AsFd::as_fd)).unwrap();
+        assert_eq!((0..100).find_map(|_| here()), Some(told));
+    }
+
+    /// A front end that sets locks on an eventfd has the kernel write down all of them for who asks.
+    #[test]
+    fn l_files_that_take_too_long_are_not_waited_for() {
+        let files = files();
+        let hasty = Identifier { patience: Duration::ZERO, ..Identifier::default() };
+        assert_eq!(hasty.tell_apart("a", &files).unwrap(), None);
+        // Sockets and memory take no time.
+        assert!(hasty.tell_apart("a", &files[1..2]).unwrap().is_some());
+        // Where as many threads are held up as may be, there is not one more.
+        let patient = Identifier { patience: Duration::from_secs(60), ..Identifier::default() };
+        let held: Vec<_> = (0..MOST_LATE).map(|_| Arc::clone(&patient.threads)).collect();
+        assert_eq!(patient.tell_apart("a", &files).unwrap(), None);
+        drop(held);
+        assert!(patient.tell_apart("a", &files).unwrap().is_some());
+    }
+}
