@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
 
-/// How long the files of a port may take to be told apart. Those of a usual one take 10 us, and a thread.
-const PATIENCE: Duration = Duration::from_millis(5);
+/// How long the files of a port may take to be told apart. Those of a usual one take 10 us, and a thread, which needs a processor.
+const PATIENCE: Duration = Duration::from_millis(20);
 
 /// Threads that may be held up at a time.
 const MOST_LATE: usize = 4;

@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use ringferry_control::mirror::Mirror;
 use ringferry_memory::{Counters, Region, RegionSpec, SharedMem};
+use ringferry_sys::closer::Closer;
 use ringferry_sys::systemd::{Notifier, store_limit};
 use serde::{Deserialize, Serialize};
 
@@ -48,6 +49,10 @@ const ASKED: Duration = Duration::from_secs(5);
 
 /// How long a manager is waited for that is to forget something. It takes well below a millisecond.
 const FORGOTTEN: Duration = Duration::from_millis(500);
+
+/// How long a port is left out whose files took too long to be told apart, the first time and at most.
+const LATE: Duration = Duration::from_millis(100);
+const LONGEST_LATE: Duration = Duration::from_secs(60);
 
 /// A name that no descriptor has: that such a one is forgotten changes nothing.
 const NOTHING: &str = "rf-nothing";
@@ -149,6 +154,10 @@ pub struct Keeper {
     entries: BTreeMap<String, (Generation, Option<Entry>)>,
     numbers: BTreeMap<Identity, u64>,
     identifier: Identifier,
+    /// Ports whose files took too long to be told apart: until when they are left out, and for how long the next time.
+    late: BTreeMap<String, (Instant, Duration)>,
+    /// Closes copies of descriptors: the kernel has whoever closes an eventfd wait for who asks of one (see [`identity`](super::identity)).
+    closer: Closer,
     next: u64,
     /// The name of the state that is kept.
     state: Option<String>,
@@ -190,6 +199,8 @@ impl Keeper {
             entries: BTreeMap::new(),
             numbers,
             identifier: Identifier::default(),
+            late: BTreeMap::new(),
+            closer: Closer::new(),
             next: highest,
             state,
             stale: true,
@@ -251,6 +262,7 @@ impl Keeper {
     /// Has the manager forget what it keeps of an entry that is closed, and waits until it has: a tap that somebody has open cannot be opened anew. If this process is killed
     /// before its state is stored without the entry, that begins afresh.
     pub(crate) fn release(&mut self, name: &str) {
+        self.late.remove(name);
         let Some((_, Some(Entry { descriptors, .. }))) = self.entries.remove(name) else { return };
         self.stale = true;
         let others = self.entries.values().flat_map(|(_, entry)| entry);
@@ -305,6 +317,12 @@ impl Keeper {
 
     /// Returns true if the state of the entries is not the one that is kept.
     fn are_others(&self, ports: &PortTable) -> bool {
+        let is_due = |name: &String| {
+            !self.is_late(name) && self.entries.get(name).is_some_and(|(_, entry)| entry.is_none())
+        };
+        if self.late.keys().any(is_due) {
+            return true;
+        }
         let mut count = 0;
         let is_other = |(name, generation, _): (String, Generation, _)| {
             count += 1;
@@ -315,7 +333,7 @@ impl Keeper {
 
     /// Returns the time at which [`look`](Self::look) has work to do.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.due
+        self.due.or_else(|| self.late.values().map(|(until, _)| *until).min())
     }
 
     /// Returns whether there was anything new.
@@ -341,7 +359,11 @@ impl Keeper {
         let mut entries = BTreeMap::new();
         for (name, generation, control) in parts.ports.handed() {
             let entry = match self.known(&name, generation) {
-                _ if !with_room.contains(&name) => None,
+                _ if !with_room.contains(&name) => {
+                    self.late.remove(&name);
+                    None
+                }
+                _ if self.is_late(&name) => None,
                 Some(entry) => {
                     used.extend(&entry.descriptors);
                     Some(entry.clone())
@@ -350,13 +372,22 @@ impl Keeper {
                     let mut files = Descriptors::default();
                     let state = control.hand_over(&mut |fd| files.put(fd))?;
                     let files: Vec<_> = files.into_inner().collect();
-                    // One whose files take too long is tried again the next time.
-                    let Some(identities) = self.identifier.tell_apart(&name, &files)? else { continue };
-                    let numbers = files.iter().zip(identities);
-                    let numbers = numbers.map(|(fd, identity)| self.number(fd.as_fd(), identity, &mut used));
-                    let descriptors = numbers.collect::<io::Result<_>>()?;
-                    let made_of = parts.ports.entry_of(&name).map(made_of).unwrap_or_default();
-                    Some(Entry { name: name.clone(), made_of, state, descriptors })
+                    let files = self.closer.defer_soon(files);
+                    match self.identifier.tell_apart(&name, &files)? {
+                        Some(identities) => {
+                            self.late.remove(&name);
+                            let numbers = files.iter().zip(identities);
+                            let numbers =
+                                numbers.map(|(fd, identity)| self.number(fd.as_fd(), identity, &mut used));
+                            let descriptors = numbers.collect::<io::Result<_>>()?;
+                            let made_of = parts.ports.entry_of(&name).map(made_of).unwrap_or_default();
+                            Some(Entry { name: name.clone(), made_of, state, descriptors })
+                        }
+                        None => {
+                            self.leave_out(&name);
+                            None
+                        }
+                    }
                 }
             };
             entries.insert(name, (generation, entry));
@@ -388,8 +419,26 @@ impl Keeper {
             self.manager.forget(&old)?;
         }
         self.entries = entries;
+        self.late.retain(|name, _| self.entries.contains_key(name));
         self.forget(|number| !used.contains(&number));
         Ok(())
+    }
+
+    /// Returns true as long as a port is left out whose files took too long.
+    fn is_late(&self, name: &str) -> bool {
+        self.late.get(name).is_some_and(|(until, _)| Instant::now() < *until)
+    }
+
+    /// Leaves out a port whose files take too long: each time for twice as long as before.
+    fn leave_out(&mut self, name: &str) {
+        let rest = self.late.get(name).map_or(LATE, |(_, rest)| *rest);
+        if rest == LATE {
+            tracing::info!(
+                port = name,
+                "what it needs after a crash is not kept for now: its descriptors take long to be told apart"
+            );
+        }
+        self.late.insert(name.to_owned(), (Instant::now() + rest, (2 * rest).min(LONGEST_LATE)));
     }
 
     /// Has the manager close the descriptors of these numbers.
