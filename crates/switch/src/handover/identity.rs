@@ -10,6 +10,8 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
+use ringferry_sys::closer::{Closer, Deferred};
+use ringferry_vhost_user::backend::Put;
 use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
 
@@ -76,38 +78,60 @@ pub(super) struct Identifier {
     patience: Duration,
     /// Held by each thread.
     threads: Arc<()>,
+    /// Closes copies: whoever closes an eventfd waits for who has the kernel write down the locks of one.
+    closer: Closer,
 }
 
 impl Default for Identifier {
     fn default() -> Identifier {
-        Identifier { patience: PATIENCE, threads: Arc::default() }
+        Identifier { patience: PATIENCE, threads: Arc::default(), closer: Closer::new() }
     }
 }
 
+/// The identities of a port's files, in the order of their places.
+pub(super) type Identities = std::vec::IntoIter<Identity>;
+
 impl Identifier {
-    /// Tells the files of a port apart, in the order of their places. `Ok(None)`: it takes too long.
+    /// Tells the files of a port apart, which `each` calls back with one after the other. `Ok(None)`: it takes too long.
     ///
     /// # Errors
-    /// There are no descriptors left, or no thread can be had.
-    pub(super) fn tell_apart(&self, port: &str, files: &[OwnedFd]) -> io::Result<Option<Vec<Identity>>> {
-        let all = files.iter().map(Identity::of_file).collect::<io::Result<Vec<_>>>()?;
-        let is_other = |identity: &Option<Identity>| identity.is_none();
-        if !all.iter().any(is_other) {
-            return Ok(Some(all.into_iter().flatten().collect()));
+    /// Those of `each`; there are no descriptors left, or no thread can be had.
+    pub(super) fn tell_apart(
+        &self,
+        port: &str,
+        each: impl FnOnce(&mut Put<'_>) -> io::Result<()>,
+    ) -> io::Result<Option<Identities>> {
+        let (mut all, mut others) = (Vec::new(), Vec::new());
+        // Only of those that are asked there are copies: of a socket, or of memory, one might be the last, whose close may wait.
+        let listed = each(&mut |fd| {
+            let identity = Identity::of_file(fd)?;
+            if identity.is_none() {
+                others.push((all.len(), self.closer.defer_soon(fd.try_clone_to_owned()?)));
+            }
+            all.push(identity);
+            Ok(all.len() as u32 - 1)
+        });
+        listed?;
+        let mut told = Vec::new().into_iter();
+        if !others.is_empty() {
+            let Some(identities) = self.ask(port.to_owned(), others)? else { return Ok(None) };
+            told = identities.into_iter();
         }
+        let all = all.into_iter().filter_map(|identity| identity.or_else(|| told.next()));
+        Ok(Some(all.collect::<Vec<_>>().into_iter()))
+    }
+
+    /// Has a thread ask of each of these files, at these places.
+    fn ask(&self, port: String, files: Vec<(usize, Deferred<OwnedFd>)>) -> io::Result<Option<Vec<Identity>>> {
         if Arc::strong_count(&self.threads) > MOST_LATE {
             return Ok(None);
         }
-        let others = all.iter().zip(files).enumerate().filter(|(_, (identity, _))| is_other(identity));
-        let others = others.map(|(place, (_, fd))| Ok((place, fd.try_clone()?)));
-        let others = others.collect::<io::Result<Vec<(usize, OwnedFd)>>>()?;
         let (sender, told) = sync_channel(1);
-        let (held, port) = (Arc::clone(&self.threads), port.to_owned());
-        let (patience, begin) = (self.patience, Instant::now());
+        let (held, patience, begin) = (Arc::clone(&self.threads), self.patience, Instant::now());
         let look = move || {
             let _held = held;
-            let mut identities = Vec::with_capacity(others.len());
-            for (place, fd) in &others {
+            let mut identities = Vec::with_capacity(files.len());
+            for (place, fd) in &files {
                 // Nobody waits any more.
                 if begin.elapsed() > patience {
                     return;
@@ -117,9 +141,7 @@ impl Identifier {
             let _ = sender.send(identities.into_iter().collect::<io::Result<Vec<_>>>());
         };
         std::thread::Builder::new().name("ringferry-tell".to_owned()).spawn(look)?;
-        let Ok(others) = told.recv_timeout(patience) else { return Ok(None) };
-        let mut others = others?.into_iter();
-        Ok(Some(all.into_iter().filter_map(|identity| identity.or_else(|| others.next())).collect()))
+        told.recv_timeout(self.patience).ok().transpose()
     }
 }
 
@@ -141,11 +163,15 @@ mod tests {
         [one.as_fd(), socket.as_fd(), two.as_fd(), memory.fd(), one.as_fd(), pipe.as_fd()].map(copy).into()
     }
 
+    fn each(files: &[OwnedFd]) -> impl FnOnce(&mut Put<'_>) -> io::Result<()> {
+        |put| files.iter().try_for_each(|file| put(file.as_fd()).map(drop))
+    }
+
     #[test]
     fn files_are_told_apart_wherever_that_is_done() {
         let files = files();
         let patient = Identifier { patience: Duration::from_secs(60), ..Identifier::default() };
-        let told = patient.tell_apart("a", &files).unwrap().unwrap();
+        let told: Vec<_> = patient.tell_apart("a", each(&files)).unwrap().unwrap().collect();
         let is_same = |one: usize, other: usize| told[one] == told[other];
         assert!(is_same(0, 4) && !is_same(0, 2) && !is_same(1, 3));
         assert!(matches!(&told[..], [
@@ -161,14 +187,14 @@ mod tests {
     fn l_files_that_take_too_long_are_not_waited_for() {
         let files = files();
         let hasty = Identifier { patience: Duration::ZERO, ..Identifier::default() };
-        assert_eq!(hasty.tell_apart("a", &files).unwrap(), None);
+        assert!(hasty.tell_apart("a", each(&files)).unwrap().is_none());
         // Sockets and memory take no time.
-        assert!(hasty.tell_apart("a", &files[1..2]).unwrap().is_some());
+        assert!(hasty.tell_apart("a", each(&files[1..2])).unwrap().is_some());
         // Where as many threads are held up as may be, there is not one more.
         let patient = Identifier { patience: Duration::from_secs(60), ..Identifier::default() };
         let held: Vec<_> = (0..MOST_LATE).map(|_| Arc::clone(&patient.threads)).collect();
-        assert_eq!(patient.tell_apart("a", &files).unwrap(), None);
+        assert!(patient.tell_apart("a", each(&files)).unwrap().is_none());
         drop(held);
-        assert!(patient.tell_apart("a", &files).unwrap().is_some());
+        assert!(patient.tell_apart("a", each(&files)).unwrap().is_some());
     }
 }

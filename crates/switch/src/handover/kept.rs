@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 
 use ringferry_control::mirror::Mirror;
 use ringferry_memory::{Counters, Region, RegionSpec, SharedMem};
-use ringferry_sys::closer::Closer;
 use ringferry_sys::systemd::{Notifier, store_limit};
+use ringferry_vhost_user::backend::Put;
 use serde::{Deserialize, Serialize};
 
 use super::identity::{Identifier, Identity, tell_apart_here};
@@ -156,8 +156,6 @@ pub struct Keeper {
     identifier: Identifier,
     /// Ports whose files took too long to be told apart: until when they are left out, and for how long the next time.
     late: BTreeMap<String, (Instant, Duration)>,
-    /// Closes copies of descriptors: the kernel has whoever closes an eventfd wait for who asks of one (see [`identity`](super::identity)).
-    closer: Closer,
     next: u64,
     /// The name of the state that is kept.
     state: Option<String>,
@@ -200,7 +198,6 @@ impl Keeper {
             numbers,
             identifier: Identifier::default(),
             late: BTreeMap::new(),
-            closer: Closer::new(),
             next: highest,
             state,
             stale: true,
@@ -317,10 +314,7 @@ impl Keeper {
 
     /// Returns true if the state of the entries is not the one that is kept.
     fn are_others(&self, ports: &PortTable) -> bool {
-        let is_due = |name: &String| {
-            !self.is_late(name) && self.entries.get(name).is_some_and(|(_, entry)| entry.is_none())
-        };
-        if self.late.keys().any(is_due) {
+        if self.left_out_until().is_some_and(|until| until <= Instant::now()) {
             return true;
         }
         let mut count = 0;
@@ -333,7 +327,7 @@ impl Keeper {
 
     /// Returns the time at which [`look`](Self::look) has work to do.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.due.or_else(|| self.late.values().map(|(until, _)| *until).min())
+        self.due.or_else(|| self.left_out_until())
     }
 
     /// Returns whether there was anything new.
@@ -369,17 +363,16 @@ impl Keeper {
                     Some(entry.clone())
                 }
                 None => {
-                    let mut files = Descriptors::default();
-                    let state = control.hand_over(&mut |fd| files.put(fd))?;
-                    let files: Vec<_> = files.into_inner().collect();
-                    let files = self.closer.defer_soon(files);
-                    match self.identifier.tell_apart(&name, &files)? {
-                        Some(identities) => {
-                            self.late.remove(&name);
-                            let numbers = files.iter().zip(identities);
-                            let numbers =
-                                numbers.map(|(fd, identity)| self.number(fd.as_fd(), identity, &mut used));
-                            let descriptors = numbers.collect::<io::Result<_>>()?;
+                    let each = |put: &mut Put<'_>| control.hand_over(put).map(drop);
+                    match self.identifier.tell_apart(&name, each)? {
+                        Some(mut identities) => {
+                            let mut descriptors = Vec::new();
+                            // The same files, in the same order.
+                            let state = control.hand_over(&mut |fd| {
+                                let identity = identities.next().ok_or(io::ErrorKind::InvalidData)?;
+                                descriptors.push(self.number(fd, identity, &mut used)?);
+                                Ok(descriptors.len() as u32 - 1)
+                            })?;
                             let made_of = parts.ports.entry_of(&name).map(made_of).unwrap_or_default();
                             Some(Entry { name: name.clone(), made_of, state, descriptors })
                         }
@@ -419,7 +412,9 @@ impl Keeper {
             self.manager.forget(&old)?;
         }
         self.entries = entries;
-        self.late.retain(|name, _| self.entries.contains_key(name));
+        // Whoever is late now and then is left out for longer each time, too.
+        self.late
+            .retain(|name, (until, _)| self.entries.contains_key(name) && until.elapsed() < LONGEST_LATE);
         self.forget(|number| !used.contains(&number));
         Ok(())
     }
@@ -427,6 +422,13 @@ impl Keeper {
     /// Returns true as long as a port is left out whose files took too long.
     fn is_late(&self, name: &str) -> bool {
         self.late.get(name).is_some_and(|(until, _)| Instant::now() < *until)
+    }
+
+    /// Returns the time at which the first of the ports that are left out so is tried again.
+    fn left_out_until(&self) -> Option<Instant> {
+        let is_left_out = |name: &String| self.entries.get(name).is_some_and(|(_, entry)| entry.is_none());
+        let late = self.late.iter().filter(|(name, _)| is_left_out(name));
+        late.map(|(_, (until, _))| *until).min()
     }
 
     /// Leaves out a port whose files take too long: each time for twice as long as before.
