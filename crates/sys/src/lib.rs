@@ -62,7 +62,6 @@ pub mod spin;
 pub mod systemd;
 pub mod tap;
 #[cfg(any(test, feature = "testing"))]
-#[allow(missing_docs)]
 pub mod testing;
 pub mod usage;
 pub mod watchdog;

@@ -1,4 +1,4 @@
-//! What tells open files apart, of those that are kept.
+//! Telling open files apart, of those that are kept.
 //!
 //! Of an eventfd only `/proc/self/fdinfo` tells that, and the same text has a line for each lock of the open file (`F_OFD_SETLK`). Whoever has passed the eventfd can
 //! set as many as it likes: the kernel takes 140 ms to write down 45 000. So the thread that serves everybody does not ask. It waits for a [moment](PATIENCE), and the
@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_millis(20);
 /// Threads that may be held up at a time.
 const MOST_LATE: usize = 4;
 
-/// What tells an open file from all others.
+/// The mark by which an open file is told from all others.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) enum Identity {
     /// Device and inode of a socket or a memfd.
@@ -88,11 +88,8 @@ impl Default for Identifier {
     }
 }
 
-/// The identities of a port's files, in the order of their places.
-pub(super) type Identities = std::vec::IntoIter<Identity>;
-
 impl Identifier {
-    /// Tells the files of a port apart, which `each` calls back with one after the other. `Ok(None)`: it takes too long.
+    /// Tells the files of a port apart, which `each` calls back with one after the other, in the order of their places. `Ok(None)`: it takes too long.
     ///
     /// # Errors
     /// Those of `each`; there are no descriptors left, or no thread can be had.
@@ -100,7 +97,7 @@ impl Identifier {
         &self,
         port: &str,
         each: impl FnOnce(&mut Put<'_>) -> io::Result<()>,
-    ) -> io::Result<Option<Identities>> {
+    ) -> io::Result<Option<Vec<Identity>>> {
         let (mut all, mut others) = (Vec::new(), Vec::new());
         // Only of those that are asked there are copies: of a socket, or of memory, one might be the last, whose close may wait.
         let listed = each(&mut |fd| {
@@ -117,8 +114,7 @@ impl Identifier {
             let Some(identities) = self.ask(port.to_owned(), others)? else { return Ok(None) };
             told = identities.into_iter();
         }
-        let all = all.into_iter().filter_map(|identity| identity.or_else(|| told.next()));
-        Ok(Some(all.collect::<Vec<_>>().into_iter()))
+        Ok(Some(all.into_iter().filter_map(|identity| identity.or_else(|| told.next())).collect()))
     }
 
     /// Has a thread ask of each of these files, at these places.
@@ -171,7 +167,7 @@ mod tests {
     fn files_are_told_apart_wherever_that_is_done() {
         let files = files();
         let patient = Identifier { patience: Duration::from_secs(60), ..Identifier::default() };
-        let told: Vec<_> = patient.tell_apart("a", each(&files)).unwrap().unwrap().collect();
+        let told = patient.tell_apart("a", each(&files)).unwrap().unwrap();
         let is_same = |one: usize, other: usize| told[one] == told[other];
         assert!(is_same(0, 4) && !is_same(0, 2) && !is_same(1, 3));
         assert!(matches!(&told[..], [

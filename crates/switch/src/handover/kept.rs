@@ -365,8 +365,8 @@ impl Keeper {
                 None => {
                     let each = |put: &mut Put<'_>| control.hand_over(put).map(drop);
                     match self.identifier.tell_apart(&name, each)? {
-                        Some(mut identities) => {
-                            let mut descriptors = Vec::new();
+                        Some(identities) => {
+                            let (mut identities, mut descriptors) = (identities.into_iter(), Vec::new());
                             // The same files, in the same order.
                             let state = control.hand_over(&mut |fd| {
                                 let identity = identities.next().ok_or(io::ErrorKind::InvalidData)?;

@@ -30,7 +30,7 @@
 //! | `state` | the state as data, and its versions |
 //! | `bulk` | the large parts of it |
 //! | `channel` | messages with descriptors |
-//! | `identity` | what tells open files apart, of those that are kept |
+//! | `identity` | telling open files apart, of those that are kept |
 //! | `kept` | what outlives a switch that is killed |
 //! | `predecessor` | the side that gives |
 //! | `successor` | the side that takes |

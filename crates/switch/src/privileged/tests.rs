@@ -4,6 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use proptest::prelude::*;
 use ringferry_sys::socket::{Listener, MAX_FDS};
+use ringferry_sys::testing::may;
 
 use super::*;
 use crate::config::FeatureToggles;
@@ -140,16 +141,6 @@ fn a_helper_connects_keeps_and_tidies_as_the_process_itself_would() {
     assert!(fixture.folder.path().join("control").exists() && path.exists());
     drop(helper);
     thread.join().unwrap().unwrap();
-}
-
-/// Returns true if a test may run that needs something special. Where it may not, says so; with `CI=true` nothing is left out.
-fn may(what: &str, possible: bool) -> bool {
-    let ci = std::env::var_os("CI").is_some_and(|ci| ci == "true");
-    assert!(possible || !ci, "{what}, and CI=true allows no test to be skipped");
-    if !possible {
-        eprintln!("skipped: {what}");
-    }
-    possible
 }
 
 /// The kernel passes none for a user without privileges of whose descriptors too many lie unread in sockets.

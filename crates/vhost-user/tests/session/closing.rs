@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use ringferry_sys::closer::{Closer, ROOM};
 use ringferry_sys::socket::{Listener, Stream};
-use ringferry_sys::testing::lingering;
+use ringferry_sys::testing::{lingering, may};
 use ringferry_vhost_user::message::{
     Header, InflightDescription, LogBase, MemoryRegion, Request, SingleRegion, VERSION,
 };
@@ -228,16 +228,6 @@ impl Drop for Silent {
         self.device = None;
         let _ = status(Command::new("umount").arg("-l").arg(self.place.path()));
     }
-}
-
-/// Returns true if a test may run that needs something special. Where it may not, says so; with `CI=true` nothing is left out.
-fn may(what: &str, possible: bool) -> bool {
-    let ci = std::env::var_os("CI").is_some_and(|ci| ci == "true");
-    assert!(possible || !ci, "{what}, and CI=true allows no test to be skipped");
-    if !possible {
-        eprintln!("skipped: {what}");
-    }
-    possible
 }
 
 /// What a file is must be found out without asking it: even its size is known to a server that a tenant may control.
