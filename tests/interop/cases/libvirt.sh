@@ -78,6 +78,7 @@ libvirt_case_migrate() {
     check "the domain starts" sd virsh create /root/vm0.xml
     libvirt_reachable "after its start"
     traffic_launch during ns:m 10.9.0.2 12 tcp-both
+    memory_flood m 10.9.0.77 52:54:00:00:00:01
     libvirt_migrate m n 3
     libvirt_migrate n m 1
     traffic_join during
@@ -86,15 +87,23 @@ libvirt_case_migrate() {
     libvirt_log
 }
 
-# libvirt_migrate FROM TO ADDRESS
+libvirt_memory() {
+    memory_of "$SD_ROOT/proc/$(cat "$SD_ROOT/run/libvirt/qemu/vm0.pid")"
+}
+
+# libvirt_migrate FROM TO ADDRESS: the domain waits where it arrives until its memory has been compared (memory_compare says why).
 libvirt_migrate() {
-    local begin
+    local begin from
     sd_use "$1"
     begin=$(now_ms)
-    check "from $1 to $2" sd virsh migrate --live --verbose vm0 "qemu+tcp://10.9.0.$3/system" "tcp://10.9.0.$3"
+    exec {from}<"$(libvirt_memory)"
+    check "from $1 to $2" sd virsh migrate --live --suspend --verbose vm0 "qemu+tcp://10.9.0.$3/system" "tcp://10.9.0.$3"
     note "virsh migrate: $(($(now_ms) - begin)) ms"
     check "the port waits for the next" wait_for 5 libvirt_state_is listening
     sd_use "$2"
+    memory_compare "/dev/fd/$from" "$(libvirt_memory)"
+    exec {from}<&-
+    check "the domain goes on there" sd virsh resume vm0
     check "the domain runs there" test "$(sd virsh domstate vm0 | head -n 1)" = running
     check "its port has it" wait_for 5 libvirt_state_is up
     check "the host reaches it" wait_for 60 in_ns m ping -n -q -c 1 -W 2 10.9.0.2
