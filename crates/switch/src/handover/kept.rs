@@ -30,6 +30,7 @@ use ringferry_vhost_user::backend::Put;
 use serde::{Deserialize, Serialize};
 
 use super::identity::{Identifier, Identity, tell_apart_here};
+use super::postponed::Postponed;
 use super::state::InForce;
 use crate::config::{Config, PortConfig, PortKind, TapConfig, VhostUserConfig};
 use crate::links::Links;
@@ -49,10 +50,6 @@ const ASKED: Duration = Duration::from_secs(5);
 
 /// How long a manager is waited for that is to forget something. It takes well below a millisecond.
 const FORGOTTEN: Duration = Duration::from_millis(500);
-
-/// How long a port is left out whose files took too long to be told apart, the first time and at most.
-const LATE: Duration = Duration::from_millis(100);
-const LONGEST_LATE: Duration = Duration::from_secs(60);
 
 /// A name that no descriptor has: that such a one is forgotten changes nothing.
 const NOTHING: &str = "rf-nothing";
@@ -154,8 +151,8 @@ pub struct Keeper {
     entries: BTreeMap<String, (Generation, Option<Entry>)>,
     numbers: BTreeMap<Identity, u64>,
     identifier: Identifier,
-    /// Ports whose files took too long to be told apart: until when they are left out, and for how long the next time.
-    late: BTreeMap<String, (Instant, Duration)>,
+    /// Ports whose files took too long to be told apart.
+    postponed: Postponed,
     next: u64,
     /// The name of the state that is kept.
     state: Option<String>,
@@ -197,7 +194,7 @@ impl Keeper {
             entries: BTreeMap::new(),
             numbers,
             identifier: Identifier::default(),
-            late: BTreeMap::new(),
+            postponed: Postponed::default(),
             next: highest,
             state,
             stale: true,
@@ -259,7 +256,7 @@ impl Keeper {
     /// Has the manager forget what it keeps of an entry that is closed, and waits until it has: a tap that somebody has open cannot be opened anew. If this process is killed
     /// before its state is stored without the entry, that begins afresh.
     pub(crate) fn release(&mut self, name: &str) {
-        self.late.remove(name);
+        self.postponed.forget(name);
         let Some((_, Some(Entry { descriptors, .. }))) = self.entries.remove(name) else { return };
         self.stale = true;
         let others = self.entries.values().flat_map(|(_, entry)| entry);
@@ -314,7 +311,7 @@ impl Keeper {
 
     /// Returns true if the state of the entries is not the one that is kept.
     fn are_others(&self, ports: &PortTable) -> bool {
-        if self.left_out_until().is_some_and(|until| until <= Instant::now()) {
+        if self.next_try().is_some_and(|next| next <= Instant::now()) {
             return true;
         }
         let mut count = 0;
@@ -327,7 +324,7 @@ impl Keeper {
 
     /// Returns the time at which [`look`](Self::look) has work to do.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.due.or_else(|| self.left_out_until())
+        self.due.or_else(|| self.next_try())
     }
 
     /// Returns whether there was anything new.
@@ -354,10 +351,10 @@ impl Keeper {
         for (name, generation, control) in parts.ports.handed() {
             let entry = match self.known(&name, generation) {
                 _ if !with_room.contains(&name) => {
-                    self.late.remove(&name);
+                    self.postponed.forget(&name);
                     None
                 }
-                _ if self.is_late(&name) => None,
+                _ if self.postponed.is_out(&name, Instant::now()) => None,
                 Some(entry) => {
                     used.extend(&entry.descriptors);
                     Some(entry.clone())
@@ -377,7 +374,7 @@ impl Keeper {
                             Some(Entry { name: name.clone(), made_of, state, descriptors })
                         }
                         None => {
-                            self.leave_out(&name);
+                            self.postpone(&name);
                             None
                         }
                     }
@@ -412,35 +409,24 @@ impl Keeper {
             self.manager.forget(&old)?;
         }
         self.entries = entries;
-        // Whoever is late now and then is left out for longer each time, too.
-        self.late
-            .retain(|name, (until, _)| self.entries.contains_key(name) && until.elapsed() < LONGEST_LATE);
+        self.postponed.tidy(|name| self.entries.contains_key(name), Instant::now());
         self.forget(|number| !used.contains(&number));
         Ok(())
     }
 
-    /// Returns true as long as a port is left out whose files took too long.
-    fn is_late(&self, name: &str) -> bool {
-        self.late.get(name).is_some_and(|(until, _)| Instant::now() < *until)
+    /// Returns the time at which a port is tried again whose files took too long.
+    fn next_try(&self) -> Option<Instant> {
+        self.postponed.next_try(|name| self.entries.get(name).is_some_and(|(_, entry)| entry.is_none()))
     }
 
-    /// Returns the time at which the first of the ports that are left out so is tried again.
-    fn left_out_until(&self) -> Option<Instant> {
-        let is_left_out = |name: &String| self.entries.get(name).is_some_and(|(_, entry)| entry.is_none());
-        let late = self.late.iter().filter(|(name, _)| is_left_out(name));
-        late.map(|(_, (until, _))| *until).min()
-    }
-
-    /// Leaves out a port whose files take too long: each time for twice as long as before.
-    fn leave_out(&mut self, name: &str) {
-        let rest = self.late.get(name).map_or(LATE, |(_, rest)| *rest);
-        if rest == LATE {
+    /// Leaves out a port whose files take too long.
+    fn postpone(&mut self, name: &str) {
+        if self.postponed.postpone(name, Instant::now()) {
             tracing::info!(
                 port = name,
                 "what it needs after a crash is not kept for now: its descriptors take long to be told apart"
             );
         }
-        self.late.insert(name.to_owned(), (Instant::now() + rest, (2 * rest).min(LONGEST_LATE)));
     }
 
     /// Has the manager close the descriptors of these numbers.
