@@ -18,11 +18,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
+use ringferry_sys::closer::{Closer, LeftBehind};
 use ringferry_sys::process::{Spawn, spawn};
 use ringferry_sys::rlimit;
 use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::systemd::{Manager, Notifier, Said};
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::FileType;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, kill_process, pidfd_open};
 
@@ -37,6 +39,9 @@ const USUAL: u64 = 1024;
 
 /// Descriptors that this process has for itself, and for messages that it has not read yet.
 const OWN: usize = 64;
+
+/// Threads that may each wait for good for a descriptor that cannot be closed. What is to be closed then waits for the last of them.
+const MOST_LEFT_BEHIND: usize = 64;
 
 /// The file of this process's program, also when it lies nowhere any more.
 const OWN_PROGRAM: &str = "/proc/self/exe";
@@ -100,7 +105,7 @@ pub fn run(args: &KeepArgs) -> Result<(), Error> {
     let mut keeper = Keeper {
         manager: Manager::bind(&socket)?,
         above: Notifier::connect().unwrap_or_else(|_| Notifier::nobody()),
-        kept: BTreeMap::new(),
+        kept: Kept::new(),
         most: most(rlimit::raise_open_files(OPEN_FILES).unwrap_or(USUAL)),
         ready,
         was_ready: false,
@@ -247,11 +252,83 @@ pub fn become_run(arguments: &[OsString]) -> io::Error {
         .exec()
 }
 
+/// What is kept, by name.
+///
+/// A front end chooses some of these files, or what lies unread in them, and the last copy may be the one here: to close a socket that lingers takes as long as its
+/// owner likes. The thread that starts the next switch does not wait for that.
+struct Kept {
+    files: BTreeMap<String, OwnedFd>,
+    closer: Closer,
+    left_behind: LeftBehind,
+}
+
+impl Kept {
+    fn new() -> Kept {
+        Kept {
+            files: BTreeMap::new(),
+            closer: Closer::new(),
+            left_behind: LeftBehind::at_most(MOST_LEFT_BEHIND),
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+
+    fn insert(&mut self, name: String, fd: OwnedFd) {
+        if let Some(before) = self.files.insert(name, fd) {
+            self.let_go(before);
+        }
+    }
+
+    fn remove(&mut self, name: &str) {
+        if let Some(fd) = self.files.remove(name) {
+            self.let_go(fd);
+        }
+    }
+
+    fn clear(&mut self) {
+        for fd in std::mem::take(&mut self.files).into_values() {
+            self.let_go(fd);
+        }
+    }
+
+    /// Closes a descriptor: at once that of a tap, which is the switch's own, and cannot be opened anew before.
+    fn let_go(&self, fd: OwnedFd) {
+        if !is_tap(&fd) {
+            drop(self.closer.defer_passed(fd));
+        }
+    }
+
+    /// Returns for how long to wait before the next call of [`relieve`](Self::relieve); `None` if nothing is being closed.
+    fn patience(&self) -> Option<Timespec> {
+        (self.closer.waiting() > 0).then_some(Timespec { tv_sec: 1, tv_nsec: 0 })
+    }
+
+    /// Has another thread go on where one cannot close what it has to.
+    fn relieve(&mut self) {
+        let Self { closer, left_behind, .. } = self;
+        left_behind.relieve(closer);
+    }
+}
+
+/// Whether a file is a tap's: one of the device `tun`, which is 10:200 (Documentation/admin-guide/devices.txt of Linux).
+fn is_tap(fd: &OwnedFd) -> bool {
+    rustix::fs::fstat(fd).is_ok_and(|file| {
+        FileType::from_raw_mode(file.st_mode) == FileType::CharacterDevice
+            && file.st_rdev == rustix::fs::makedev(10, 200)
+    })
+}
+
 struct Keeper {
     manager: Manager,
     /// The manager of this process.
     above: Notifier,
-    kept: BTreeMap<String, OwnedFd>,
+    kept: Kept,
     /// So many at most.
     most: usize,
     /// Where it is said, once, that the switch is ready.
@@ -276,11 +353,12 @@ const PROGRAM: &str = "ringferry";
 impl Keeper {
     fn start(&mut self, mut command: Command) -> io::Result<Child> {
         self.was_ready = false;
-        let names: Vec<_> = self.kept.keys().map(String::as_str).collect();
+        let names: Vec<_> = self.kept.files.keys().map(String::as_str).collect();
         if !names.is_empty() {
             command.env("LISTEN_FDS", names.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
         }
-        let keep_fds = self.kept.values().zip(FIRST..).map(|(fd, number)| Ok((fd.try_clone()?, number)));
+        let keep_fds =
+            self.kept.files.values().zip(FIRST..).map(|(fd, number)| Ok((fd.try_clone()?, number)));
         let keep_fds = keep_fds.collect::<io::Result<_>>()?;
         spawn(&mut command, Spawn { keep_fds, ..Spawn::default() })
     }
@@ -295,10 +373,11 @@ impl Keeper {
                 PollFd::new(signals, PollFlags::IN),
                 PollFd::new(&process, PollFlags::IN),
             ];
-            match rustix::event::poll(&mut fds, None) {
+            match rustix::event::poll(&mut fds, self.kept.patience().as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
+            self.kept.relieve();
             let ended = !fds[2].revents().is_empty();
             // What it has said before its end counts.
             while let Some(said) = self.manager.receive()? {
@@ -353,12 +432,12 @@ impl Keeper {
                 "there is no room for a descriptor of the switch: if that is killed, what needs it begins anew; raise the limit of open files (ulimit -n)"
             );
         } else if value("FDSTORE") == Some("1") {
-            let is_new = !self.kept.contains_key(&name);
-            if let (Some(fd), true) =
-                (said.descriptors.into_iter().next(), !is_new || self.kept.len() < self.most)
-            {
+            let has_room = self.kept.files.contains_key(&name) || self.kept.len() < self.most;
+            let mut descriptors = said.descriptors.into_iter();
+            if has_room && let Some(fd) = descriptors.next() {
                 self.kept.insert(name, fd);
             }
+            descriptors.for_each(|fd| self.kept.let_go(fd));
         } else if value("FDSTOREREMOVE") == Some("1") {
             self.kept.remove(&name);
         } else if let Some(pid) = value("MAINPID") {

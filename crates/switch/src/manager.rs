@@ -5,6 +5,7 @@
 //! the control plane gets here *and* each worker has answered since the last time: one that hangs has the whole switch restarted, as guests that
 //! it serves are cut off for good otherwise.
 
+use std::io::ErrorKind;
 use std::os::fd::BorrowedFd;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
@@ -19,6 +20,8 @@ pub struct Manager {
     watchdog: Option<Watchdog>,
     /// The state that was told last.
     status: String,
+    /// It has to be told that this process is the service's main one, and had no room for it.
+    owes_main: bool,
 }
 
 /// The duty to say again and again that the switch is alive.
@@ -48,7 +51,7 @@ impl Manager {
             awaited: Vec::new(),
             logged: false,
         });
-        Manager { notifier, watchdog, status: String::new() }
+        Manager { notifier, watchdog, status: String::new(), owes_main: false }
     }
 
     /// Returns the connection, for a process that goes on with it.
@@ -111,9 +114,19 @@ impl Manager {
         let _ = pid.map(|pid| self.notifier.main_pid(pid));
     }
 
-    /// Tells the manager that this process is the service's main one, after another one has said that it is.
-    pub(crate) fn main_again(&self) {
-        let _ = self.notifier.main_pid(std::process::id());
+    /// Tells the manager that this process is the service's main one, after another one has said that it is. One that is behind is told [later](Self::catch_up): it
+    /// would take the end of the other one for this one's.
+    pub(crate) fn main_again(&mut self) {
+        self.owes_main = true;
+        self.catch_up();
+    }
+
+    /// Tells the manager what it had no room for.
+    pub(crate) fn catch_up(&mut self) {
+        if self.owes_main {
+            let told = self.notifier.main_pid(std::process::id());
+            self.owes_main = told.is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
+        }
     }
 
     /// Tells the manager that the switch begins to end.

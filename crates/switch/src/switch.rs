@@ -516,6 +516,7 @@ impl Switch {
             );
         }
         self.keeper.iter_mut().for_each(|keeper| keeper.tick(Instant::now()));
+        self.manager.catch_up();
         self.ports.tick(&self.epoll);
         self.renew();
         self.captures.tick(&self.ports, &self.workers);
@@ -589,7 +590,7 @@ impl Switch {
             control: control.as_fd(),
             started: self.started,
             sandboxed: self.privileges.are_elsewhere(),
-            manager: &self.manager,
+            manager: &mut self.manager,
             keeper: self.keeper.as_ref(),
             links: &self.links,
             mirrors: &self.mirrors,

@@ -193,32 +193,38 @@ fn descriptors_that_nobody_asked_for_are_closed() {
     scene.switch.stop();
 }
 
+/// Sends a descriptor as the channel of the switch's own requests.
+fn send_channel(stream: &Stream, fd: BorrowedFd<'_>) {
+    let features = message(Request::SetFeatures as u32, V1, 8, &(1u64 << 30).to_ne_bytes());
+    let protocol = ProtocolFeatures::BACKEND_REQ | ProtocolFeatures::REPLY_ACK;
+    let protocol = message(Request::SetProtocolFeatures as u32, V1, 8, &protocol.bits().to_ne_bytes());
+    stream.send(&[&features[..], &protocol].concat(), &[]).unwrap();
+    stream.send(&message(Request::SetBackendReqFd as u32, V1 | NEED_REPLY, 0, &[]), &[fd]).unwrap();
+}
+
+/// Passes a descriptor as that channel, and waits until it is taken for it.
+#[track_caller]
+pub fn pass_channel(stream: &Stream, fd: BorrowedFd<'_>) {
+    send_channel(stream, fd);
+    let mut answer = [0; 64];
+    assert_eq!(stream.recv(&mut answer, &mut Vec::new()).unwrap().bytes, 20);
+    assert_eq!(answer[12..20], [0; 8]);
+}
+
 #[test]
 fn a_front_end_that_leaves_its_own_end_with_the_switch_is_seen_to_go() {
     let place = Place::new();
     let mut scene = Scene::new(&place);
-    let features = message(Request::SetFeatures as u32, V1, 8, &(1u64 << 30).to_ne_bytes());
-    let protocol = ProtocolFeatures::BACKEND_REQ | ProtocolFeatures::REPLY_ACK;
-    let protocol = message(Request::SetProtocolFeatures as u32, V1, 8, &protocol.bits().to_ne_bytes());
-    let channel = message(Request::SetBackendReqFd as u32, V1 | NEED_REPLY, 0, &[]);
-    let pass = |stream: &Stream, fd: BorrowedFd<'_>| {
-        stream.send(&[&features[..], &protocol].concat(), &[]).unwrap();
-        stream.send(&channel, &[fd]).unwrap();
-        let mut answer = [0; 64];
-        assert_eq!(stream.recv(&mut answer, &mut Vec::new()).unwrap().bytes, 20);
-        u64::from_ne_bytes(answer[12..20].try_into().unwrap())
-    };
     // As the channel of the switch's own requests, or of anything else: that ends the connection.
     let stream = scene.switch.connect("villain");
-    stream.send(&[&features[..], &protocol].concat(), &[]).unwrap();
-    stream.send(&channel, &[stream.as_fd()]).unwrap();
+    send_channel(&stream, stream.as_fd());
     until_closed(&stream);
     drop(stream);
     scene.switch.until_state("villain", PortState::Listening);
     // Unread in a channel that is one, whose other end lies there, too.
     let stream = scene.switch.connect("villain");
     let (given, other) = Stream::pair().unwrap();
-    assert_eq!(pass(&stream, given.as_fd()), 0);
+    pass_channel(&stream, given.as_fd());
     other.send(b"x", &[stream.as_fd(), other.as_fd()]).unwrap();
     drop((given, other, stream));
     scene.switch.until_state("villain", PortState::Listening);

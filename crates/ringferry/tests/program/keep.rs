@@ -1,8 +1,10 @@
 //! A switch that is killed while its descriptors are kept outside of it: `ringferry keep`. Front ends stay connected, and packets go on.
 
 use std::io::ErrorKind;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -16,8 +18,13 @@ use ringferry_rig::guest::{Guest, Options, acquaint, converse};
 use ringferry_rig::process::{PATIENCE, eventually, in_a_namespace, may};
 use ringferry_rig::switch::{Place, Switch, ringferry};
 use ringferry_sys::netif;
+use ringferry_sys::socket::Stream;
+use ringferry_sys::testing::lingering;
 use ringferry_virtio_net::Features;
 use rustix::process::{Pid, Signal, kill_process};
+
+use crate::hostile::pass_channel;
+use crate::replace::replace;
 
 /// Kills for each kind of ring.
 const ROUNDS: u32 = 8;
@@ -58,7 +65,7 @@ pub fn until_kept(switch: &Switch<'_>, what: &str, count: usize) {
 fn until_stored(switch: &Switch<'_>, what: &str, count: usize, marks: fn(&[u8]) -> bool) {
     let folder = format!("/proc/{}/fd", switch.process.pid());
     // Of a state that is closed between two looks nothing is known.
-    let is_kept = |path: &std::path::Path| {
+    let is_kept = |path: &Path| {
         let is_state =
             std::fs::read_link(path).is_ok_and(|link| link.to_string_lossy().contains("ringferry-state"));
         let text = if is_state { std::fs::read(path).unwrap_or_default() } else { Vec::new() };
@@ -243,6 +250,62 @@ fn descriptors_of_half_a_message_are_not_kept() {
     switch.stop();
 }
 
+/// Passes one end of a channel to a switch that is kept, and waits until its keeper has a copy. Returns the other end, and what the file is called.
+#[track_caller]
+fn channel_to(switch: &Switch<'_>, stream: &Stream) -> (Stream, PathBuf) {
+    let (given, other) = Stream::pair().unwrap();
+    let name = std::fs::read_link(format!("/proc/self/fd/{}", given.as_fd().as_raw_fd())).unwrap();
+    pass_channel(stream, given.as_fd());
+    until_it_has(switch, &name, true);
+    (other, name)
+}
+
+/// Waits until a keeper has a file, or has it no more.
+#[track_caller]
+fn until_it_has(switch: &Switch<'_>, name: &Path, expected: bool) {
+    let folder = format!("/proc/{}/fd", switch.process.pid());
+    eventually("the keeper has it, or has let go of it", || {
+        let mut files = std::fs::read_dir(&folder).unwrap().map_while(Result::ok);
+        let has = files.any(|fd| std::fs::read_link(fd.path()).is_ok_and(|link| link == name));
+        (has == expected).then_some(())
+    });
+}
+
+/// In a channel, of which the keeper has the last copy once the switch has given it up, lies the front end's own end of the connection.
+#[test]
+fn a_front_end_that_leaves_its_own_end_with_the_keeper_is_seen_to_go() {
+    let place = Place::new();
+    let switch = start(&place, &["a"]);
+    let stream = switch.connect("a");
+    let (other, name) = channel_to(&switch, &stream);
+    other.send(b"x", &[stream.as_fd(), other.as_fd()]).unwrap();
+    drop((other, stream));
+    until_it_has(&switch, &name, false);
+    switch.until_state("a", PortState::Listening);
+    switch.stop();
+}
+
+/// There lies a socket that waits for its receiver when it is closed.
+#[test]
+fn d1_a_keeper_does_not_wait_for_what_a_front_end_has_passed() {
+    let place = Place::new();
+    let switch = start(&place, &["a", "b"]);
+    let hostile = switch.connect("b");
+    let (other, name) = channel_to(&switch, &hostile);
+    let (waits, _receiver) = lingering();
+    other.send(b"x", &[waits.as_fd()]).unwrap();
+    drop(waits);
+    until_it_has(&switch, &name, false);
+    kill(&place);
+    let [mut a, mut b] = [switch.plug("a", 1, Options::default()), {
+        drop(hostile);
+        switch.plug("b", 2, Options::default())
+    }];
+    acquaint(&mut [&mut a, &mut b]);
+    converse(&mut a, &mut b, 0, 20);
+    switch.stop();
+}
+
 /// Requests that a front end sends at once, and the length of an answer.
 const AT_ONCE: usize = 32;
 const ANSWER: usize = 20;
@@ -378,6 +441,45 @@ fn a_switch_that_is_kept_is_not_kept_by_a_second_one() {
     switch.stop();
 }
 
+/// A keeper that stands still does not hear which process follows: it would take the end of the one before for that of the switch, and start another one.
+#[test]
+fn a_switch_is_not_replaced_while_its_keeper_hears_nothing() {
+    let place = Place::new();
+    let temporary = place.path().join("temporary");
+    std::fs::create_dir(&temporary).unwrap();
+    let mut command = keep(&place, &["a"]);
+    let mut switch = place.start(command.env("TMPDIR", &temporary), Vec::<(OwnedFd, i32)>::new());
+    until_kept(&switch, "\"name\":\"a\"", 1);
+    let before = pid(&place);
+    switch.process.signal(Signal::STOP);
+    let socket = UnixDatagram::unbound().unwrap();
+    socket.connect(notify_socket(&temporary)).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    while socket.send(b"X=1").is_ok() {}
+    let mut command = replace(&place);
+    let output = command.arg("--background").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains("does not read what it is told"), "{said}");
+    assert_eq!(pid(&place), before);
+    switch.process.signal(Signal::CONT);
+    // Until there is room again.
+    eventually("the switch is replaced", || {
+        let status = replace(&place).arg("--background").stderr(Stdio::null()).status().unwrap();
+        status.success().then_some(())
+    });
+    assert_ne!(pid(&place), before);
+    until_kept(&switch, "\"name\":\"a\"", 1);
+    kill(&place);
+    switch.stop();
+    assert_eq!(place.files(), ["temporary"], "nobody is left behind");
+}
+
+/// Returns the socket on which a keeper listens that has this folder for temporary files.
+fn notify_socket(temporary: &Path) -> PathBuf {
+    let sockets = std::fs::read_dir(temporary).unwrap().map(|entry| entry.unwrap().path().join("notify"));
+    sockets.into_iter().find(|path| path.exists()).expect("a keeper listens")
+}
+
 /// After an upgrade the switch that follows one that was killed is not the old one.
 #[test]
 fn the_program_that_is_started_is_the_one_that_lies_there_if_it_can_serve() {
@@ -427,7 +529,7 @@ fn nobody_else_tells_a_keeper_anything_whatever_the_umask() {
     let environment = std::fs::read(format!("/proc/{}/environ", pid(&place).unwrap())).unwrap();
     let variables = environment.split(|byte| *byte == 0);
     let socket = variables.into_iter().find_map(|variable| variable.strip_prefix(b"NOTIFY_SOCKET=")).unwrap();
-    let socket = std::path::Path::new(std::str::from_utf8(socket).unwrap());
+    let socket = Path::new(std::str::from_utf8(socket).unwrap());
     let mode = std::fs::metadata(socket.parent().unwrap()).unwrap().permissions().mode();
     assert_eq!(mode & 0o7777, 0o700);
     switch.stop();
@@ -541,10 +643,8 @@ fn a_process_that_is_no_switch_is_not_ended_as_its_successor() {
     let switch = place.start(command.env("TMPDIR", &temporary), Vec::<(OwnedFd, i32)>::new());
     until_kept(&switch, "\"name\":\"a\"", 1);
     let mut other = Command::new("sleep").arg("1000").spawn().unwrap();
-    let notify = std::fs::read_dir(&temporary).unwrap().map(|entry| entry.unwrap().path().join("notify"));
-    let notify = notify.into_iter().find(|path| path.exists()).unwrap();
-    let socket = std::os::unix::net::UnixDatagram::unbound().unwrap();
-    socket.send_to(format!("MAINPID={}", other.id()).as_bytes(), notify).unwrap();
+    let socket = UnixDatagram::unbound().unwrap();
+    socket.send_to(format!("MAINPID={}", other.id()).as_bytes(), notify_socket(&temporary)).unwrap();
     switch.process.until_logged("as its successor, which is none");
     // It goes on as if nothing had been said.
     kill(&place);

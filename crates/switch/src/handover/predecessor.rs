@@ -59,7 +59,7 @@ pub(crate) struct Parts<'s> {
     pub(crate) started: Instant,
     /// Whether the process is in a sandbox.
     pub(crate) sandboxed: bool,
-    pub(crate) manager: &'s Manager,
+    pub(crate) manager: &'s mut Manager,
     /// Has the service manager keep the state.
     pub(crate) keeper: Option<&'s Keeper>,
     pub(crate) links: &'s Links,

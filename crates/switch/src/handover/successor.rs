@@ -78,6 +78,12 @@ pub enum SuccessionError {
     /// A port cannot be made, or there are no threads.
     #[error(transparent)]
     Start(#[from] StartError),
+    /// Whoever keeps the switch could not be told that this process follows.
+    #[error(
+        "whoever keeps the running switch (`ringferry keep`, or systemd) does not read what it is told, and would start another one beside this: the running switch goes on; \
+         see why that process stands still, and try again"
+    )]
+    ManagerBehind,
     /// The running switch has gone on by itself, as this process took too long.
     #[error("this took longer than {} ms, for which packets wait at most, so the running switch goes on: try again", PATIENCE.as_millis())]
     Late,
@@ -306,15 +312,21 @@ impl Handed {
 
     /// Tells the service manager that this process follows the one before, which may be killed from now on. A manager that has found that one dead already has
     /// another process follow, which is not to find this one there: it hears this first, or that one's death is known here.
-    fn follow(&self) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The manager does not hear it: it would take the end of the process before for that of the switch, and start another one beside this.
+    fn follow(&self) -> Result<(), SuccessionError> {
         let Some((manager, _)) = &self.manager else { return Ok(()) };
         // A manager that has gone has nobody follow.
-        let _ = manager.main_pid(std::process::id());
+        let told = manager.main_pid(std::process::id());
+        if told.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+            return Err(SuccessionError::ManagerBehind);
+        }
         if self.channel.is_over()? {
-            return Err(io::Error::new(
+            return Err(SuccessionError::Os(io::Error::new(
                 io::ErrorKind::UnexpectedEof,
                 "that process was killed, and its manager starts another one",
-            ));
+            )));
         }
         Ok(())
     }

@@ -198,7 +198,7 @@ impl From<CountersState> for Counters {
         // Of numbers that nobody can have counted to, the largest is far enough from the end to go on counting.
         let [messages, rejected, unexpected_fds_closed, failed_starts] =
             [state.messages, state.rejected, state.unexpected_fds_closed, state.failed_starts]
-                .map(|count| count.min(1 << 50));
+                .map(|count| count.min(1 << 49));
         Self { messages, rejected, unexpected_fds_closed, failed_starts }
     }
 }
@@ -251,11 +251,12 @@ impl RingDescription {
 }
 
 impl Session {
-    /// Returns a number that changes whenever the front end has said anything: what [`state`](Self::state) has returned holds as long as it
-    /// is the same, but for the positions of rings.
+    /// Returns a number that changes whenever the front end has said anything, and when its channel is [given up](Self::tick): what [`state`](Self::state) has
+    /// returned holds as long as it is the same, but for the positions of rings.
     pub fn generation(&self) -> u64 {
-        // A message is at most 2^13 bytes long, and there are never 2^51 of them.
-        self.counters.messages << 13 | self.wire.partial().0.len() as u64
+        // A message is at most 2^13 bytes long, and there are never 2^50 of them.
+        let said = self.counters.messages << 1 | u64::from(self.backend_req.is_some());
+        said << 13 | self.wire.partial().0.len() as u64
     }
 
     /// Returns true if descriptors have come with half a message: what they are of is not known before it is complete.
