@@ -1,7 +1,7 @@
 //! `ringferry keep`: runs a switch, keeps what the next one needs if that is killed, and starts the next one at once.
 //!
 //! The program that it starts is the one that lies where its own lay, so that the next switch after an upgrade is the newer program. One that cannot serve
-//! is followed by this process's own, with the same.
+//! is followed by this process's own, with the same, until yet another one lies there.
 //!
 //! It is what systemd is to a service with `FileDescriptorStoreMax=`, for where there is no systemd, and speaks the same protocol (sd_notify(3),
 //! `FDSTORE=1`). It parses nothing that a guest has written, holds descriptors by name, and has nothing else to do.
@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt::Display;
-use std::fs::Permissions;
+use std::fs::{Metadata, Permissions};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -39,6 +39,9 @@ const USUAL: u64 = 1024;
 
 /// Descriptors that this process has for itself, and for messages that it has not read yet.
 const OWN: usize = 64;
+
+/// Time within which a switch is ready, which takes milliseconds, and a second with hundreds of ports.
+const START: Duration = Duration::from_secs(10);
 
 /// Threads that may each wait for good for a descriptor that cannot be closed. What is to be closed then waits for the last of them.
 const MOST_LEFT_BEHIND: usize = 64;
@@ -116,25 +119,31 @@ pub fn run(args: &KeepArgs) -> Result<(), Error> {
     let mut starts = Vec::new();
     let mut program = Program::own();
     loop {
-        let (path, is_own) = program.path();
+        let (path, newer) = program.path();
         let mut command = Command::new(path);
         command.arg0("ringferry").arg("kept").args(&arguments);
         command.env("NOTIFY_SOCKET", &socket).env("FDSTORE", keeper.most.to_string());
         let child = match keeper.start(command) {
-            Err(error) if !is_own => {
-                program.give_up(&error);
+            Err(error) if newer.is_some() => {
+                newer.iter().for_each(|file| program.give_up(*file, &error));
                 continue;
             }
             started => started?,
         };
-        let killed = match keeper.serve(child, &signals)? {
-            End::Orderly => return Ok(()),
-            End::Failed(status) if !keeper.was_ready && !is_own => {
-                program.give_up(&status);
+        let ended = keeper.serve(child, &signals, newer.is_some())?;
+        let killed = match (ended, newer) {
+            (End::Orderly, _) => return Ok(()),
+            (End::Failed(status), Some(file)) if !keeper.was_ready => {
+                program.give_up(file, &status);
+                continue;
+            }
+            (End::Late, newer) => {
+                let why = format!("it was not ready after {} s", START.as_secs());
+                newer.iter().for_each(|file| program.give_up(*file, &why));
                 continue;
             }
             // What could not go on with what is kept may be able to begin afresh.
-            End::Failed(status) if !keeper.was_ready && !keeper.kept.is_empty() => {
+            (End::Failed(status), _) if !keeper.was_ready && !keeper.kept.is_empty() => {
                 keeper.kept.clear();
                 tracing::error!(
                     "the switch that was to go on has ended ({status}): one is started without anything of the one that was killed"
@@ -142,8 +151,8 @@ pub fn run(args: &KeepArgs) -> Result<(), Error> {
                 continue;
             }
             // Only who is killed is followed: a configuration that is refused now will be refused then.
-            End::Failed(status) => return Err(Error::Ended(status)),
-            End::Killed(how) => how,
+            (End::Failed(status), _) => return Err(Error::Ended(status)),
+            (End::Killed(how), _) => how,
         };
         let now = Instant::now();
         starts.retain(|start: &Instant| now - *start < WINDOW);
@@ -164,37 +173,50 @@ pub fn run(args: &KeepArgs) -> Result<(), Error> {
 
 /// The program that is started.
 struct Program {
-    /// Where that of this process lay at its start; `None`, once what lies there cannot serve.
+    /// Where that of this process lay at its start.
     path: Option<PathBuf>,
     /// It is this very file.
-    own: Option<(u64, u64)>,
+    own: Option<FileId>,
+    /// What lay there could not serve.
+    given_up: Option<FileId>,
+}
+
+/// Tells a file from any other that lies in its place before or after it: device, inode, and when it was last changed.
+type FileId = (u64, u64, (i64, i64));
+
+fn id(file: &Metadata) -> FileId {
+    (file.dev(), file.ino(), (file.ctime(), file.ctime_nsec()))
 }
 
 impl Program {
     fn own() -> Program {
-        let id = |path: &Path| std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
         let path = std::env::current_exe().ok();
-        Program { own: path.as_deref().and_then(id), path }
+        // By its own name, as another one may lie in its place already.
+        let own = std::fs::metadata(OWN_PROGRAM).ok();
+        Program { own: own.as_ref().map(id), path, given_up: None }
     }
 
-    /// Returns the path of the program, and whether it is that of this process. Only its owner can have put another one there: whoever may change what root, or this
-    /// process's user, starts.
-    fn path(&self) -> (&Path, bool) {
-        let newer = self.path.as_deref().filter(|path| {
-            std::fs::metadata(path).is_ok_and(|file| {
-                file.is_file() && file.mode() & 0o111 != 0 && Some((file.dev(), file.ino())) != self.own
-            })
+    /// Returns the path of the program, and which file that is if it is not the one of this process. Only its owner can have put another one there: whoever may change what
+    /// root, or this process's user, starts.
+    fn path(&self) -> (&Path, Option<FileId>) {
+        let found = self.path.as_deref().and_then(|path| Some((path, std::fs::metadata(path).ok()?)));
+        let newer = found.filter(|(_, file)| {
+            // A link to this process's own changes when it is made.
+            let is_own = self.own.is_some_and(|(dev, ino, _)| (dev, ino) == (file.dev(), file.ino()));
+            file.is_file() && file.mode() & 0o111 != 0 && !is_own && Some(id(file)) != self.given_up
         });
         match newer {
-            Some(path) => (path, false),
-            None => (Path::new(OWN_PROGRAM), true),
+            Some((path, file)) => (path, Some(id(&file))),
+            None => (Path::new(OWN_PROGRAM), None),
         }
     }
 
-    fn give_up(&mut self, why: &dyn Display) {
-        if let Some(path) = self.path.take() {
+    /// The file there is not started again; one that takes its place is.
+    fn give_up(&mut self, file: FileId, why: &dyn Display) {
+        self.given_up = Some(file);
+        if let Some(path) = &self.path {
             tracing::error!(
-                "the program that is at {} by now cannot serve ({why}): the one that keeps the switch is started",
+                "the program that is at {} by now cannot serve ({why}): the one that keeps the switch is started, until another one is there",
                 path.display()
             );
         }
@@ -214,6 +236,8 @@ enum End {
     Failed(ExitStatus),
     /// By somebody else, as far as is known.
     Killed(String),
+    /// By this process, as it was not ready in time.
+    Late,
 }
 
 /// Takes `--ready-fd` out of the arguments of a switch, which is for the first one only and is answered here. Its number is one of those under which the next
@@ -305,8 +329,8 @@ impl Kept {
     }
 
     /// Returns for how long to wait before the next call of [`relieve`](Self::relieve); `None` if nothing is being closed.
-    fn patience(&self) -> Option<Timespec> {
-        (self.closer.waiting() > 0).then_some(Timespec { tv_sec: 1, tv_nsec: 0 })
+    fn patience(&self) -> Option<Duration> {
+        (self.closer.waiting() > 0).then_some(Duration::from_secs(1))
     }
 
     /// Has another thread go on where one cannot close what it has to.
@@ -363,17 +387,39 @@ impl Keeper {
         spawn(&mut command, Spawn { keep_fds, ..Spawn::default() })
     }
 
-    /// Does what the switch and whoever sends signals say until the switch has ended, or the process that has taken over from it.
-    fn serve(&mut self, mut child: Child, signals: &Signals) -> io::Result<End> {
+    /// Does what the switch and whoever sends signals say until the switch has ended, or the process that has taken over from it. One that is not ready in time is logged, and
+    /// killed if there is another program that can be started.
+    fn serve(&mut self, mut child: Child, signals: &Signals, has_another: bool) -> io::Result<End> {
         let mut pid = Pid::from_child(&child);
         let mut process = pidfd_open(pid, PidfdFlags::empty())?;
+        let mut late = Some(Instant::now() + START);
         loop {
+            late = late.filter(|_| !self.was_ready && !self.stopping);
+            if late.is_some_and(|late| late <= Instant::now()) {
+                late = None;
+                if has_another {
+                    child.kill()?;
+                    child.wait()?;
+                    return Ok(End::Late);
+                }
+                tracing::error!(
+                    pid = pid.as_raw_nonzero(),
+                    "the switch is not ready after {} s: see what holds that process up",
+                    START.as_secs()
+                );
+            }
+            let patience = late.map(|late| late.saturating_duration_since(Instant::now()));
+            let patience = patience.into_iter().chain(self.kept.patience()).min();
+            let patience = patience.map(|patience| Timespec {
+                tv_sec: patience.as_secs() as i64,
+                tv_nsec: patience.subsec_nanos().into(),
+            });
             let mut fds = [
                 PollFd::new(&self.manager, PollFlags::IN),
                 PollFd::new(signals, PollFlags::IN),
                 PollFd::new(&process, PollFlags::IN),
             ];
-            match rustix::event::poll(&mut fds, self.kept.patience().as_ref()) {
+            match rustix::event::poll(&mut fds, patience.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }

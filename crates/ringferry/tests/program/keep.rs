@@ -511,11 +511,19 @@ fn the_program_that_is_started_is_the_one_that_lies_there_if_it_can_serve() {
     let second = install();
     follows(second);
     // What an upgrade leaves that failed.
-    std::fs::remove_file(&path).unwrap();
-    std::fs::write(&path, "#!/bin/sh\nexit 3\n").unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let fail = |how: &str| {
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, format!("#!/bin/sh\n{how}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    fail("exit 3");
     follows(first);
     switch.process.until_logged("cannot serve (exit status: 3): the one that keeps the switch is started");
+    // One that does not even end, and the next upgrade, which does not.
+    fail("exec sleep 1000");
+    follows(first);
+    switch.process.until_logged("cannot serve (it was not ready after 10 s)");
+    follows(install());
     switch.stop();
 }
 
