@@ -71,7 +71,8 @@ pub enum ControlError {
 fn nobody(path: &Path) -> String {
     if !path.exists() && listens(path).unwrap_or(false) {
         return format!(
-            "a ringferry listens on control socket {path:?}, but somebody has removed its file: nobody can ask it for anything until it is restarted; packets go on"
+            "a ringferry listens on control socket {path:?}, but somebody has removed its file: nobody can ask it for anything until it is restarted; packets go on. \
+             If `ringferry keep` keeps its state, or systemd does, it is enough to kill its process with SIGKILL: the next one makes the file anew, and front ends stay connected"
         );
     }
     let hint = another(path);
@@ -80,17 +81,28 @@ fn nobody(path: &Path) -> String {
     )
 }
 
-/// Returns true if a process of this network namespace listens on a socket that was bound to `path`, whether its file is there or not.
+/// Returns true if a process of this network namespace, or a switch of another one, listens on a socket that was bound to `path`, whether its file is there or not.
 fn listens(path: &Path) -> io::Result<bool> {
     let path = std::path::absolute(path)?;
-    let sockets = std::fs::read("/proc/net/unix")?;
     // Address, references, protocol, flags, type, state, inode, and the path if there is one (proc_net(5)).
     let of_path = |line: &[u8]| {
         let mut fields = line.splitn(8, |byte| *byte == b' ');
         fields.nth(3) == Some(ACCEPTS) && line.ends_with(&[b" ", path.as_os_str().as_bytes()].concat())
     };
-    Ok(sockets.split(|byte| *byte == b'\n').any(of_path))
+    let has = |sockets: &[u8]| sockets.split(|byte| *byte == b'\n').any(of_path);
+    if has(&std::fs::read("/proc/net/unix")?) {
+        return Ok(true);
+    }
+    // Of processes that end meanwhile, or that this user must not look at, nothing is known.
+    let processes = std::fs::read_dir("/proc")?.map_while(Result::ok).map(|process| process.path());
+    let mut switches = processes.filter(|process| {
+        std::fs::read_to_string(process.join("comm")).is_ok_and(|name| name.trim_end() == PROGRAM)
+    });
+    Ok(switches.any(|switch| std::fs::read(switch.join("net/unix")).is_ok_and(|sockets| has(&sockets))))
 }
+
+/// The name of the processes of a switch (comm of proc(5)).
+const PROGRAM: &str = "ringferry";
 
 /// The flags of a socket that listens, in `/proc/net/unix`: `__SO_ACCEPTCON`.
 const ACCEPTS: &[u8] = b"00010000";

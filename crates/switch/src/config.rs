@@ -750,6 +750,14 @@ impl ConfigBuilder {
         let mut drop_ins = BTreeMap::new();
         for file in files.iter().flatten() {
             let before = self.ports.len();
+            // Whoever opens a pipe might wait for ever.
+            if std::fs::metadata(file).is_ok_and(|metadata| !metadata.is_file()) {
+                let place = Place::new(&file.display().to_string(), None);
+                let message =
+                    "is no file, as a drop-in file has to be: give it a name that does not end in .toml";
+                self.problems.push(place.problem("", message));
+                continue;
+            }
             self = self.read(file, Self::drop_in);
             let (file, ports) = (absolute(file), &self.ports[before..]);
             if ports.is_empty() {

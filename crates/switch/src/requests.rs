@@ -46,6 +46,7 @@ const MAX_DRAIN: u16 = 25;
 
 mod addresses;
 mod ports;
+pub(crate) use ports::NotReloaded;
 use ports::describe;
 
 /// Description of the algorithm that spreads frames over a guest's queue pairs.
@@ -76,8 +77,8 @@ pub(crate) struct Requests<'s> {
     pub(crate) links: &'s mut Links,
     pub(crate) series: &'s Series,
     pub(crate) stalls: &'s Stalls,
-    /// When the configuration file was refused, if it was when it was last read.
-    pub(crate) refused: &'s mut Option<Instant>,
+    /// What was not done when the configuration file was last read again, and when that was.
+    pub(crate) not_reloaded: &'s mut Option<(Instant, NotReloaded)>,
     pub(crate) keeper: Option<&'s mut Keeper>,
 }
 
@@ -546,14 +547,13 @@ impl Requests<'_> {
     /// Returns what is wrong with the switch itself, for people.
     fn troubles(&self) -> Vec<String> {
         let unkept = self.keeper.as_deref().and_then(Keeper::trouble).map(str::to_owned);
-        let refused = self.refused.zip(self.config.file.as_ref()).map(|(when, file)| {
-            format!(
-                "its configuration file could not be read again {} s ago, and the next start may fail: `ringferry run {} --check` says why, and `ringferry ctl reload` reads it again",
-                when.elapsed().as_secs(),
-                file.path.display()
-            )
-        });
-        self.privileges.trouble().into_iter().chain(unkept).chain(refused).collect()
+        let helper = self.privileges.trouble();
+        let not_reloaded = self.not_reloaded.as_ref().zip(self.config.file.as_ref());
+        // What the helper would have to read says nothing about the file.
+        let not_reloaded = not_reloaded
+            .filter(|((_, what), _)| helper.is_none() || *what != NotReloaded::File)
+            .map(|((when, what), file)| what.describe(when.elapsed(), &file.path.display().to_string()));
+        helper.into_iter().chain(unkept).chain(not_reloaded).collect()
     }
 }
 

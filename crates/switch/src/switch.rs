@@ -33,7 +33,7 @@ use crate::ports::queues::Workers;
 use crate::ports::table::{FIRST_TOKEN, PortTable};
 use crate::ports::{self, Before, OpenError, Plug};
 use crate::privileged::Privileges;
-use crate::requests::Requests;
+use crate::requests::{NotReloaded, Requests};
 use crate::series::Series;
 use crate::stalls::Stalls;
 use crate::turns::Turns;
@@ -104,8 +104,8 @@ pub struct Switch {
     drains: Drains,
     series: Series,
     stalls: Stalls,
-    /// When the configuration file was refused, if it was when it was last read.
-    refused: Option<Instant>,
+    /// What was not done when the configuration file was last read again, and when that was.
+    not_reloaded: Option<(Instant, NotReloaded)>,
 }
 
 /// How a switch that ran has ended.
@@ -263,7 +263,7 @@ impl OpenSwitch {
             drains: Drains::default(),
             series: Series::default(),
             stalls: Stalls::default(),
-            refused: None,
+            not_reloaded: None,
         })
     }
 }
@@ -727,7 +727,7 @@ impl Switch {
             links,
             series,
             stalls,
-            refused,
+            not_reloaded,
             predecessor,
             keeper,
             ..
@@ -750,7 +750,7 @@ impl Switch {
                 links,
                 series,
                 stalls,
-                refused,
+                not_reloaded,
                 keeper: keeper.as_mut(),
                 replacing,
             },

@@ -641,6 +641,7 @@ fn a_tap_that_was_renamed_or_moved_is_as_up_as_it_was() {
         };
         ip("link set rf0 down\nlink set rf0 name rf7\nlink set rf7 up\n");
         expect("packets still pass, but its interface is called rf7 now");
+        switch.process.until_logged("its interface is called rf7 now");
         // What a name has in it moves no cursor.
         ip("link set rf7 down\nlink set rf7 name rf\x1b[2J\nlink set rf\x1b[2J up\n");
         expect("packets still pass, but its interface is called rf\\u{1b}[2J now");
@@ -655,6 +656,7 @@ fn a_tap_that_was_renamed_or_moved_is_as_up_as_it_was() {
         // The kernel has taken it down on the way.
         let port = switch.until_state("rf0", PortState::Down);
         assert!(port.fault.unwrap().starts_with("its interface is in another network namespace, as rf7"));
+        switch.process.until_logged("its interface is in another network namespace, as rf7");
         let up = format!("--target={}", other.id());
         let up = Command::new("nsenter").args([&up, "--net", "ip", "link", "set", "rf7", "up"]).status();
         assert!(up.unwrap().success());
@@ -676,6 +678,15 @@ fn a_control_socket_that_was_removed_is_missed_in_the_log() {
     let mut switch = place.switch(&["a"]);
     std::fs::remove_file(place.control()).unwrap();
     switch.process.until_logged("somebody has removed the control socket");
+    if may("root, for a network namespace", rustix::process::geteuid().is_root()) {
+        let mut ctl = Command::new("unshare");
+        ctl.arg("--net")
+            .arg(ringferry().get_program())
+            .args(["ctl", "show", "--control"])
+            .arg(place.control());
+        let said = String::from_utf8(ctl.output().unwrap().stderr).unwrap();
+        assert!(said.contains("but somebody has removed its file"), "{said}");
+    }
     switch.process.signal(Signal::TERM);
     assert!(switch.process.wait().0.success());
     assert_eq!(switch.process.logged("somebody has removed the control socket"), 1);

@@ -602,7 +602,7 @@ fn who_finds_no_switch_or_one_that_breaks_off_says_so() {
         ),
         (
             [&b"{\"ok\":{\"replacing\":{\"format\":1,\"pid\":1}}}\n"[..], &answer(1, b"{}", b"")].concat(),
-            "the hand-over has failed, and the running switch goes on",
+            "the running switch has broken off",
         ),
     ] {
         let listener = Listener::bind(place.control()).unwrap();

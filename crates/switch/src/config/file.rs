@@ -33,8 +33,8 @@ pub(crate) struct Kept {
 }
 
 /// Returns the drop-in files of a configuration file, in the order of their names: `*.toml` in the directory that has the name of the
-/// file with `.d` in place of its extension (`ringferry.d` for `ringferry.toml`). Names that begin with a dot are left out, and so is what
-/// is no file. There need be no such directory.
+/// file with `.d` in place of its extension (`ringferry.d` for `ringferry.toml`). Names that begin with a dot are left out. There need be no such directory, and what has such
+/// a name need not be a file.
 ///
 /// # Errors
 /// The directory exists and cannot be read.
@@ -47,11 +47,7 @@ pub fn drop_ins(file: &Path) -> io::Result<Vec<PathBuf>> {
     };
     let mut files = entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
     let hidden = |path: &Path| path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
-    // Opening a pipe might wait for ever.
-    let is_other = |path: &Path| fs::metadata(path).is_ok_and(|metadata| !metadata.is_file());
-    files.retain(|path| {
-        path.extension().is_some_and(|extension| extension == "toml") && !hidden(path) && !is_other(path)
-    });
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "toml") && !hidden(path));
     files.sort_unstable();
     Ok(files)
 }

@@ -4,12 +4,15 @@ use super::{Config, PortConfig, PortKind};
 use crate::rules::{Rules, Vlans};
 
 impl Config {
-    /// Says what is strange about the rules of ports, in a sentence each, for people.
+    /// Says what is strange about the configuration and the rules of its ports, in a sentence each, for people.
     pub fn oddities(&self) -> Vec<String> {
         let workers = self.switch.workers();
+        let empty = self.ports.is_empty().then(|| {
+            "there is no port: if the file is not half of one, ports come with `ringferry ctl add`, or with files beside it and `ringferry ctl reload`".to_owned()
+        });
         let odd =
             |port| self.odd(port, workers).into_iter().map(move |odd| format!("port {}: {odd}", port.name));
-        self.ports.iter().flat_map(odd).collect()
+        empty.into_iter().chain(self.ports.iter().flat_map(odd)).collect()
     }
 
     /// Says what is strange about one port in a switch with so many workers, each behind a semicolon.

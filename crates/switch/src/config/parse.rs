@@ -245,8 +245,9 @@ impl<'a> Fields<'a> {
         for key in std::mem::take(&mut self.values).into_keys() {
             let elsewhere = sections().find(|(_, keys)| keys.iter().any(|other| other.name == key));
             let message = match (nearest(&key, &self.known), elsewhere) {
-                (_, Some((scope, _))) => {
-                    format!("is not a key{context}, but one of {scope}; known: {known}")
+                (near, Some((scope, _))) => {
+                    let near = near.map_or_else(String::new, |near| format!(" (or did you mean {near}?)"));
+                    format!("is not a key{context}, but one of {scope}{near}; known: {known}")
                 }
                 (Some(nearest), None) => {
                     format!("is not a key{context}: did you mean {nearest}? Known: {known}")

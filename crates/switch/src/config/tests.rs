@@ -279,10 +279,21 @@ fn drop_in_files_add_ports_in_the_order_of_their_names() {
     assert!(places.contains(&place("y.toml", 1)), "the tap x is already used by the main file");
 }
 
+/// A port whose file became something else would be removed by a reload.
+#[test]
+fn a_drop_in_that_is_no_file_is_refused() {
+    let (folder, path) = folder(&tap("main"), &[]);
+    std::fs::create_dir(folder.path().join("rf.d/x.toml")).unwrap();
+    let error = Config::from_file(&path).unwrap_err().to_string();
+    assert!(error.contains("rf.d/x.toml: is no file, as a drop-in file has to be"), "{error}");
+}
+
 #[test]
 fn only_a_file_may_have_no_port() {
     let (_folder, path) = folder("[switch]\nworkers = 1\n", &[]);
-    assert_eq!(Config::from_file(&path).unwrap().ports, []);
+    let config = Config::from_file(&path).unwrap();
+    assert_eq!(config.ports, []);
+    assert!(config.oddities()[0].starts_with("there is no port: "), "{:?}", config.oddities());
     assert!(Config::builder().build().is_err());
 }
 

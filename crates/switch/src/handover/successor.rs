@@ -90,9 +90,25 @@ pub enum SuccessionError {
     /// Whoever has started this process has told it to end.
     #[error("interrupted: the running switch goes on")]
     Interrupted,
-    /// The connection to the running switch is lost, or the system has no descriptors left.
+    /// The connection to the running switch is lost.
+    #[error(
+        "the running switch has broken off: it has ended, or another process has taken over from it; `ringferry ctl show` says which one runs"
+    )]
+    BrokenOff,
+    /// The system has no descriptors left, or what the running switch says makes no sense.
     #[error("the hand-over has failed, and the running switch goes on: {0}")]
-    Os(#[from] io::Error),
+    Os(io::Error),
+}
+
+impl From<io::Error> for SuccessionError {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof => {
+                SuccessionError::BrokenOff
+            }
+            _ => SuccessionError::Os(error),
+        }
+    }
 }
 
 /// How long it takes at most to do what has packets wait for less. A guest can hold that up.

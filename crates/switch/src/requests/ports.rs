@@ -18,6 +18,31 @@ use crate::ports::{self, OpenError, Plug};
 use crate::privileged::{NotKept, tap_exists};
 use crate::snapshot::rules_by_key;
 
+/// What was not done when the configuration file was last read again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NotReloaded {
+    /// Nothing: it could not be read, or was refused.
+    File,
+    /// What it has of these ports.
+    Ports(Vec<String>),
+}
+
+impl NotReloaded {
+    /// Says for people what that means, where the file is `file`.
+    pub(crate) fn describe(&self, since: Duration, file: &str) -> String {
+        let seconds = since.as_secs();
+        match self {
+            NotReloaded::File => format!(
+                "its configuration file could not be read again {seconds} s ago, and the next start may fail: `ringferry run {file} --check` says why, and `ringferry ctl reload` reads it again"
+            ),
+            NotReloaded::Ports(ports) => format!(
+                "not all ports could be made what their configuration file has {seconds} s ago ({}): `ringferry ctl reload` tries it again, and says why",
+                ports.join(", ")
+            ),
+        }
+    }
+}
+
 /// Upper bound on the ports whose changes a reload logs one by one. What failed is logged in any case, and the whole is summed up.
 const MAX_LOGGED: usize = 30;
 
@@ -41,7 +66,7 @@ impl Requests<'_> {
         let (persistent, note) = if let Some(path) = in_file {
             (true, format!("it is in {} already", path.display()))
         } else {
-            self.note(runtime, |requests| {
+            self.note(runtime, in_no_file, |requests| {
                 let path = requests.config.file.as_ref()?.path.clone();
                 let privileges = requests.privileges;
                 let kept = privileges.keep_port(&path, &port, &mut || requests.serve_ports());
@@ -153,7 +178,19 @@ impl Requests<'_> {
     /// Makes the switch what its configuration file says now, or says what that would take.
     pub(crate) fn reload(&mut self, dry_run: bool) -> Result<Reload, String> {
         let reloaded = self.read_again(dry_run);
-        *self.refused = reloaded.is_err().then(Instant::now);
+        let failed = match &reloaded {
+            Err(_) => Some(NotReloaded::File),
+            // What the file asks for was not tried.
+            Ok(_) if dry_run => {
+                self.not_reloaded.take().map(|(_, what)| what).filter(|what| *what != NotReloaded::File)
+            }
+            Ok(reload) => {
+                let failed = reload.steps.iter().filter(|step| step.error.is_some());
+                let ports: Vec<_> = failed.map(|step| step.port.clone()).collect();
+                (!ports.is_empty()).then_some(NotReloaded::Ports(ports))
+            }
+        };
+        *self.not_reloaded = failed.map(|what| (Instant::now(), what));
         reloaded
     }
 
@@ -400,7 +437,7 @@ impl Requests<'_> {
     /// Removes a port from the configuration file unless only the running switch is meant, and returns whether it is gone there, with the file
     /// or the reason.
     fn forget(&mut self, name: &str, runtime: bool) -> (bool, String) {
-        self.note(runtime, |requests| {
+        self.note(runtime, until_reload, |requests| {
             let path = requests.config.file.as_ref()?.path.clone();
             let privileges = requests.privileges;
             let kept = privileges.forget_port(&path, name, &mut || requests.serve_ports());
@@ -427,10 +464,11 @@ impl Requests<'_> {
         self.config.file.as_ref().is_some_and(|file| file.ports.iter().any(|port| port == name))
     }
 
-    /// Has a change kept in the configuration file, and returns whether it is, with the file or the reason.
+    /// Has a change kept in the configuration file, and returns whether it is, with the file or the reason, of which `becomes` says what that means.
     fn note(
         &mut self,
         runtime: bool,
+        becomes: fn(&str) -> String,
         keep: impl FnOnce(&mut Self) -> Option<Result<PathBuf, NotKept>>,
     ) -> (bool, String) {
         if runtime {
@@ -439,7 +477,7 @@ impl Requests<'_> {
         match keep(self) {
             None => (false, "the switch was started without a configuration file".to_owned()),
             Some(Ok(path)) => (true, format!("in {}", path.display())),
-            Some(Err(NotKept::Because(why) | NotKept::Refused(why))) => (false, until_reload(&why)),
+            Some(Err(NotKept::Because(why) | NotKept::Refused(why))) => (false, becomes(&why)),
         }
     }
 }
@@ -447,6 +485,13 @@ impl Requests<'_> {
 /// Says what becomes of a change that the file should have and has not, for people.
 pub(super) fn until_reload(why: &str) -> String {
     format!("{why}; a reload, also for another port, takes it back: mend that, and ask for the same again")
+}
+
+/// Says what becomes of a port that the file should have and has not, for people.
+fn in_no_file(why: &str) -> String {
+    format!(
+        "{why}; the port is open and in no file, so that a start has it no more: mend that, and add the very same again"
+    )
 }
 
 /// Returns true if a port could not be opened because somebody has its tap open, or has not let it vanish yet.

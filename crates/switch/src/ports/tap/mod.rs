@@ -69,6 +69,8 @@ struct TapPort {
     /// What of its settings somebody has undone, and the ticks until that is looked for again.
     astray: Vec<String>,
     until_look: u32,
+    /// Where the interface was when that was last logged.
+    place: Now,
     privileges: Privileges,
 }
 
@@ -196,6 +198,7 @@ fn plug(
         limit: LogLimit::new(LOG_LINES),
         astray: Vec::new(),
         until_look: 0,
+        place: Now::Here,
         privileges,
     })
 }
@@ -216,6 +219,7 @@ pub(crate) const NO_BRIDGE: &str = "there is no bridge";
 pub(crate) const BRIDGE_DOWN: &str = "its bridge is down";
 
 /// What has become of a tap since it was opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Now {
     /// It has the name that it had, as far as can be told from this network namespace.
     Here,
@@ -271,6 +275,25 @@ impl TapPort {
         self.was_up = is_up.or(self.was_up);
     }
 
+    /// Logs that somebody has renamed or moved the interface, or has put it back.
+    fn log_place(&mut self) {
+        let now = self.now();
+        if now == self.place {
+            return;
+        }
+        self.place = now;
+        let (port, tap) = (&self.name, &self.tap);
+        if !self.limit.allows(port) {
+            return;
+        }
+        match (&self.place, moved(&self.place)) {
+            (_, Some(moved)) => tracing::warn!(port, "{moved}"),
+            (Now::Here, None) => tracing::info!(port, "the interface {tap} is where it was"),
+            // That a tap was deleted is logged when it is made anew, or cannot be.
+            _ => {}
+        }
+    }
+
     /// Finds out what of its settings somebody has undone, which the helper sees, and logs it.
     fn look_for_astray(&mut self, config: &PortConfig) {
         if self.until_look > 0 {
@@ -282,13 +305,31 @@ impl TapPort {
         let is_here =
             matches!(self.now(), Now::Here) && (self.bridge.is_some() || link::bridge_name(config).is_none());
         let astray = if is_here { self.privileges.astray(config) } else { Vec::new() };
-        if astray != self.astray
-            && let Some(undone) = undone(&astray)
-            && self.limit.allows(&self.name)
-        {
-            tracing::warn!(port = self.name, "{undone}");
+        if astray != self.astray && self.limit.allows(&self.name) {
+            match undone(&astray) {
+                Some(undone) => tracing::warn!(port = self.name, "{undone}"),
+                None if is_here => {
+                    tracing::info!(port = self.name, "its interface has all that it had lost again");
+                }
+                None => {}
+            }
         }
         self.astray = astray;
+    }
+}
+
+/// Says where a tap is that somebody has renamed or moved.
+fn moved(now: &Now) -> Option<String> {
+    match now {
+        Now::Renamed(name) => Some(format!(
+            "{INTERFACE_MOVED} called {} now, so that settings of the port do not reach it",
+            printable(name)
+        )),
+        Now::Elsewhere(name) => Some(format!(
+            "{INTERFACE_MOVED} in another network namespace, as {}: what it is set to is not known here",
+            printable(name)
+        )),
+        Now::Here | Now::Gone { .. } => None,
     }
 }
 
@@ -316,6 +357,7 @@ impl PortControl for TapPort {
 
     fn tick(&mut self, config: &PortConfig, _: &mut Context<'_>) {
         self.log_state();
+        self.log_place();
         self.look_for_astray(config);
         let bridge = link::bridge_of(config);
         if bridge == self.bridge || self.is_gone() {
@@ -376,19 +418,10 @@ impl PortControl for TapPort {
                 };
                 (Some(self.tap.clone()), fault)
             }
-            Now::Renamed(name) => {
-                let fault = format!(
-                    "{passes}{INTERFACE_MOVED} called {} now, so that settings of the port do not reach it",
-                    printable(&name)
-                );
-                (Some(name), Some(fault))
-            }
-            Now::Elsewhere(name) => {
-                let fault = format!(
-                    "{passes}{INTERFACE_MOVED} in another network namespace, as {}: what it is set to is not known here",
-                    printable(&name)
-                );
-                (None, Some(fault))
+            now @ (Now::Renamed(_) | Now::Elsewhere(_)) => {
+                let fault = moved(&now).map(|moved| format!("{passes}{moved}"));
+                let name = if let Now::Renamed(name) = now { Some(name) } else { None };
+                (name, fault)
             }
             // The settings of another interface are not those of our tap.
             Now::Gone { another: true } => {
