@@ -214,6 +214,11 @@ fn describe(who: Option<u32>) -> String {
         Some('T' | 't') => {
             format!("its process {pid} is stopped (SIGSTOP, or a debugger): `kill -CONT {pid}` has it go on")
         }
+        Some('Z' | 'X') => {
+            format!(
+                "its process {pid} has ended, and whoever started it has not noticed: is that one stopped?"
+            )
+        }
         Some(state) => format!("its process {pid} is in state {state}: is it overloaded?"),
         None => unknown,
     }

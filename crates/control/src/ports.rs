@@ -122,6 +122,7 @@ impl Reload {
         }
         let failed = self.steps.iter().filter(|step| step.error.is_some()).count();
         text + &match (self.steps.len(), self.dry_run) {
+            (0, _) if !self.faults.is_empty() => format!("nothing differs from what {} has\n", self.file),
             (0, _) => format!("all ports are as {} has them\n", self.file),
             (count, true) => format!("{count} of the ports would change; nothing was done\n"),
             (count, false) => {
@@ -161,6 +162,12 @@ mod tests {
              2 ports have changed, 1 could not\n"
         );
         reload.faults = vec!["d: the interface was renamed".to_owned()];
+        let faults_only = Reload { steps: Vec::new(), restart: Vec::new(), ..reload.clone() };
+        assert!(
+            faults_only
+                .to_text()
+                .ends_with("`ringferry ctl why` says more\nnothing differs from what rf.toml has\n")
+        );
         assert!(reload.to_text().contains("\n? d: the interface was renamed; no reload mends that"));
         reload.steps.truncate(1);
         assert!(reload.to_text().ends_with("1 port has changed\n") && !reload.has_failed());

@@ -44,7 +44,7 @@ pub enum Error {
     NothingToReplace,
     /// It was replaced by a process that was killed at once. The program ends with [`ORPHANED`].
     #[error(
-        "the process that has taken over was killed before it ran, so nobody serves the ports: start the switch anew"
+        "the process that has taken over was killed before it ran, so nobody serves the ports: start the switch anew, unless whoever keeps it (`ringferry keep`, systemd) does"
     )]
     Orphaned,
     /// The process in the background has ended, and has said why.

@@ -41,7 +41,7 @@ in the guest's ring; what is above `rate_out` waits in the switch for a moment, 
 Rules hold at once. So do the other settings where they can; those on which a front end has agreed hold with the next connection, and the
 answer says so. What can change only when the port is opened anew is refused: write it into the configuration file and use `ringferry ctl reload`.
 Either all settings are carried out or none. They are kept in the configuration file that the switch was started from, where only
-these keys are touched; if they cannot be kept, the answer says why.
+these keys are touched; if they cannot be kept, the answer says why, and the exit code is 0 all the same: `persistent` of `--json` tells it.
 
 Examples:
   ringferry ctl set vm0 vlan=10
@@ -63,7 +63,7 @@ fn keys_and_rules() -> String {
 /// Shown below the options by `ringferry ctl add --help`.
 const ADD: &str = "\
 To add a port that is there with these very settings changes nothing and is no error; if there is another one of that name, the answer
-says in what it differs.
+says in what it differs. A port that is open and cannot be written into the file is no error either: the answer says so (`persistent` of `--json`).
 
 A switch in its sandbox opens sockets in the directories in which it had some at its start, and in those that the configuration file
 names with socket_directories; and it makes taps, but attaches to existing ones only if the configuration file has them: write such a port
@@ -81,7 +81,7 @@ const RELOAD: &str = "\
 The file is read with its drop-in files, those in the directory of its name with .d in place of .toml. If anything in it is wrong nothing
 is done. Of the differences each port has all or none: ports that are not in the file any more are removed, new ones are added, and what
 `ringferry ctl set` can change is changed in the same way, without a packet lost. A port with other settings than that is opened anew, so that
-its guest has to connect again. Ports that were given by flags, or added with --runtime, stay. The exit status is 1 if something could not be done.
+its guest has to connect again. Ports that are in no file (given by flags, added with --runtime, or while the file could not be written) stay. The exit status is 1 if something could not be done.
 
 Examples:
   ringferry ctl reload --dry-run
