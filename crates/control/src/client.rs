@@ -71,8 +71,8 @@ pub enum ControlError {
 fn nobody(path: &Path) -> String {
     if !path.exists() && listens(path).unwrap_or(false) {
         return format!(
-            "a ringferry listens on control socket {path:?}, but somebody has removed its file: nobody can ask it for anything until it is restarted; packets go on. \
-             If `ringferry keep` keeps its state, or systemd does, it is enough to kill its process with SIGKILL: the next one makes the file anew, and front ends stay connected"
+            "a ringferry listens on control socket {path:?}, but somebody has removed its file: nobody can ask it for anything until it gets SIGHUP \
+             (`systemctl reload ringferry`, or `kill -HUP` of its process), which makes the socket anew; packets go on"
         );
     }
     let hint = another(path);

@@ -165,7 +165,7 @@ impl ControlServer {
         silent.into_iter().for_each(|token| self.drop_client(token));
         if self.listener.is_file_gone() && !std::mem::replace(&mut self.is_file_missed, true) {
             tracing::error!(
-                "somebody has removed the control socket: `ringferry ctl` finds no switch until this one is restarted; packets go on"
+                "somebody has removed the control socket: `ringferry ctl` finds no switch until this one gets SIGHUP (`systemctl reload`), which makes it anew; packets go on"
             );
         }
         if !self.listening {
@@ -181,6 +181,20 @@ impl ControlServer {
     /// The socket on which it listens, for a successor.
     pub fn listener(&mut self) -> &mut Listener {
         &mut self.listener
+    }
+
+    /// Listens on another socket from now on, as the file of the one before was removed. Clients that are connected stay.
+    ///
+    /// # Errors
+    /// No descriptor is left; everything is as before.
+    pub fn listen_on(&mut self, listener: Listener) -> io::Result<()> {
+        self.epoll.add(&listener, LISTENER, Interest::READABLE)?;
+        let mut before = std::mem::replace(&mut self.listener, listener);
+        let _ = self.epoll.remove(&before);
+        // In its place is the file of the new one.
+        before.leave_file();
+        (self.listening, self.is_file_missed) = (true, false);
+        Ok(())
     }
 
     /// Returns the connection of a client that takes over, once it has its answer. It is not served any more.

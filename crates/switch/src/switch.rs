@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -75,7 +75,7 @@ pub enum RunError {
 }
 
 /// Permissions of the control socket: a client may change the switch, so only the owner may connect.
-const CONTROL_MODE: u32 = 0o600;
+pub(crate) const CONTROL_MODE: u32 = 0o600;
 
 /// A switch whose ports are open and whose workers run.
 pub struct Switch {
@@ -491,6 +491,10 @@ impl Switch {
             })?;
             if let Some(ended) = ended {
                 self.keeper.iter_mut().for_each(Keeper::clear);
+                if matches!(ended, Ended::Stopped) {
+                    // Whoever keeps a copy may close it later than whoever removes its file looks.
+                    self.control.listener().shut();
+                }
                 return Ok(ended);
             }
             let now = Instant::now();
@@ -689,9 +693,27 @@ impl Switch {
         }
     }
 
+    /// Makes the control socket anew if somebody has removed its file.
+    fn listen_again(&mut self) {
+        let listener = self.control.listener();
+        let Some(path) = listener.path().filter(|_| listener.is_file_gone()).map(Path::to_owned) else {
+            return;
+        };
+        let made = self.privileges.control_socket(&path);
+        let done = made.and_then(|made| self.control.listen_on(made).map_err(|error| error.to_string()));
+        match done {
+            Ok(()) => {
+                tracing::info!("the control socket {} is made anew", path.display());
+                self.keeper.iter_mut().for_each(Keeper::listens_anew);
+            }
+            Err(error) => tracing::error!("the control socket cannot be made anew: {error}"),
+        }
+    }
+
     /// Does what SIGHUP asks for: as `ringferry ctl reload`, with the result in the log.
     fn reload(&mut self) {
         self.manager.reload_begins();
+        self.listen_again();
         match self.requests().0.reload(false) {
             Ok(reload) => {
                 for setting in &reload.restart {

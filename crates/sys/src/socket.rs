@@ -342,13 +342,18 @@ impl Listener {
     /// Removes the file that this listener owns, and has `closer` close the socket with the connections that wait in it. If the
     /// listener owns a file, nobody can connect any more when this returns.
     pub fn close_by(self, closer: &Closer) {
-        let Listener { fd, file, shared } = self;
-        // An inherited socket is another process's, too. Of ours, a file that was left must be stale at once, for whoever removes it.
-        if file.is_some() && !shared {
-            let _ = rustix::net::shutdown(&fd, rustix::net::Shutdown::Both);
-        }
+        self.shut();
+        let Listener { fd, file, .. } = self;
         drop(file);
         closer.close(fd);
+    }
+
+    /// Nobody can connect any more, whoever has copies of the socket: a file that was left is stale at once, for whoever removes it. An inherited socket
+    /// is another process's, too, and stays as it is.
+    pub fn shut(&self) {
+        if self.file.is_some() && !self.shared {
+            let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
+        }
     }
 
     /// Leaves the file where it is when the listener is dropped: for a process that may not remove it any more then. The next

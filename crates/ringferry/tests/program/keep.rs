@@ -629,7 +629,7 @@ fn a_kept_tap_is_opened_anew() {
 #[test]
 fn a_control_socket_that_was_removed_is_back_after_a_kill() {
     let place = Place::new();
-    let switch = start(&place, &["a"]);
+    let mut switch = start(&place, &["a"]);
     until_kept(&switch, "\"name\":\"a\"", 1);
     let before = pid(&place).unwrap();
     std::fs::remove_file(place.control()).unwrap();
@@ -637,6 +637,13 @@ fn a_control_socket_that_was_removed_is_back_after_a_kill() {
     kill_process(Pid::from_raw(before as i32).unwrap(), Signal::KILL).unwrap();
     eventually("the next switch answers", || pid(&place).filter(|pid| *pid != before));
     switch.process.until_logged("somebody had removed the control socket, which is made anew");
+    kill(&place);
+    // One that is made anew without a kill is kept, too.
+    std::fs::remove_file(place.control()).unwrap();
+    switch.process.signal(Signal::HUP);
+    switch.process.until_logged("control is made anew");
+    until_kept(&switch, "\"name\":\"a\"", 1);
+    kill(&place);
     kill(&place);
     switch.stop();
 }

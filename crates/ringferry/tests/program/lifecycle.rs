@@ -687,9 +687,13 @@ fn a_control_socket_that_was_removed_is_missed_in_the_log() {
         let said = String::from_utf8(ctl.output().unwrap().stderr).unwrap();
         assert!(said.contains("but somebody has removed its file"), "{said}");
     }
-    switch.process.signal(Signal::TERM);
-    assert!(switch.process.wait().0.success());
+    // It is made anew when somebody asks for it, by the helper if there is one.
+    switch.process.signal(Signal::HUP);
+    switch.process.until_logged("is made anew");
+    assert_eq!(switch.port("a").state, PortState::Listening);
     assert_eq!(switch.process.logged("somebody has removed the control socket"), 1);
+    switch.stop();
+    assert_eq!(place.files(), [""; 0]);
 }
 
 #[test]

@@ -228,6 +228,11 @@ impl Keeper {
         self.doubt = true;
     }
 
+    /// Says that clients connect on another socket.
+    pub(crate) fn listens_anew(&mut self) {
+        self.stale = true;
+    }
+
     /// Looks whether anything has changed; what has is stored when it has settled. To be called after all events were served.
     pub(crate) fn look(&mut self, parts: &mut Parts<'_>, now: Instant) {
         if !self.doubt && !self.are_others(parts.ports) {

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use ringferry_sys::netif;
-use ringferry_sys::socket::{Stream, remove_if_stale};
+use ringferry_sys::socket::{Listener, Stream, remove_if_stale};
 
 use super::wire::{Connection, MAX_REPLY, MAX_REQUEST, Reply, Request};
 use super::{Bytes, Charter, directory};
@@ -14,6 +14,7 @@ use crate::config::{
     VhostUserEndpoint, XenProvider, XenVifConfig, forget_port, keep, keep_port,
 };
 use crate::ports;
+use crate::switch::CONTROL_MODE;
 
 /// Reads a charter from `stream`, gives up with `confine` all rights that it does not need, which returns true if it has no other files now, and answers
 /// requests until the other end is closed.
@@ -61,6 +62,7 @@ impl Charter {
             Request::KeepPort { port } => self.keep_port(&port).map(|()| (Reply::Done, Vec::new())),
             Request::ForgetPort { port } => self.forget_port(&port).map(|reply| (reply, Vec::new())),
             Request::Read => self.read().map(|reply| (reply, Vec::new())),
+            Request::Listen => self.listen().map(|fd| (Reply::Done, vec![fd])),
             Request::Tidy => {
                 self.tidy();
                 Ok((Reply::Done, Vec::new()))
@@ -72,6 +74,13 @@ impl Charter {
     fn connected(&self, port: &str) -> io::Result<OwnedFd> {
         let none = || io::Error::new(io::ErrorKind::PermissionDenied, "the port connects to no socket");
         Stream::connect_nofollow(self.connect.get(port).ok_or_else(none)?.path()).map(OwnedFd::from)
+    }
+
+    /// Makes the control socket anew. Where anybody listens, it stays.
+    fn listen(&self) -> Result<OwnedFd, Reply> {
+        let control = self.control.as_ref().ok_or_else(|| failed("there is no control socket"))?;
+        let listener = Listener::bind_with_mode(control.path(), CONTROL_MODE);
+        listener.map(Listener::into_fd).map_err(|error| failed(&error.to_string()))
     }
 
     /// Opens what a port needs, if the configuration file has it or the charter admits it.

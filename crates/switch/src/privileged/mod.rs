@@ -35,7 +35,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use ringferry_sys::sandbox::Access;
-use ringferry_sys::socket::Stream;
+use ringferry_sys::socket::{Listener, Stream};
 
 pub use helper::serve;
 use wire::{Connection, MAX_REPLY, Reply, Request};
@@ -47,6 +47,7 @@ use crate::config::{
 use crate::ports::passed::Passed;
 use crate::ports::tap::MACHINE;
 use crate::ports::{self, OpenError};
+use crate::switch::CONTROL_MODE;
 
 /// Time limit for the helper's answer, enough to write a file to a slow disk. After a timeout the helper is
 /// used no more.
@@ -301,6 +302,25 @@ impl Privileges {
         match helper.borrow_mut().ask_briefly(&Request::Astray { port: written(port) }) {
             Some(Reply::Astray { settings }) => settings,
             _ => Vec::new(),
+        }
+    }
+
+    /// Makes the control socket at `path` anew, whose file was removed.
+    ///
+    /// # Errors
+    /// It cannot be made, for people.
+    pub(crate) fn control_socket(&self, path: &Path) -> Result<Listener, String> {
+        let Some(helper) = &self.0 else {
+            return Listener::bind_with_mode(path, CONTROL_MODE).map_err(|error| error.to_string());
+        };
+        match well(helper.borrow_mut().ask(&Request::Listen))? {
+            (Reply::Done, mut fds) if !fds.is_empty() => {
+                let mut listener =
+                    Listener::from_fd_at(fds.swap_remove(0), path).map_err(|error| error.to_string())?;
+                listener.leave_file();
+                Ok(listener)
+            }
+            _ => Err(MISUNDERSTOOD.to_owned()),
         }
     }
 

@@ -136,6 +136,12 @@ fn a_helper_connects_keeps_and_tidies_as_the_process_itself_would() {
     let mut control = Listener::bind(fixture.folder.path().join("control")).unwrap();
     control.leave_file();
     drop(stale);
+    // Nor is the control socket made anew, before it is gone.
+    let path_of_control = fixture.folder.path().join("control");
+    assert!(helper.control_socket(&path_of_control).unwrap_err().contains("is in use by a running program"));
+    fs::remove_file(&path_of_control).unwrap();
+    let control = helper.control_socket(&path_of_control).unwrap();
+    assert!(Stream::connect(&path_of_control).is_ok() && !control.is_file_gone());
     helper.tidy();
     assert!(!fixture.folder.path().join("listen.sock").exists());
     assert!(fixture.folder.path().join("control").exists() && path.exists());

@@ -77,6 +77,8 @@ pub(super) enum Request {
     },
     /// Read the configuration file; the reply carries the configuration.
     Read,
+    /// Make the control socket anew, whose file was removed; the reply carries it.
+    Listen,
     /// Remove the files of the switch's sockets that nobody listens on.
     Tidy,
 }
