@@ -303,6 +303,11 @@ impl Kept {
         self.files.is_empty()
     }
 
+    /// Descriptors that are open, kept or not: a switch that is started needs as many again.
+    fn open(&self) -> usize {
+        self.files.len() + self.closer.waiting() + self.left_behind.waiting()
+    }
+
     fn insert(&mut self, name: String, fd: OwnedFd) {
         if let Some(before) = self.files.insert(name, fd) {
             self.let_go(before);
@@ -321,10 +326,14 @@ impl Kept {
         }
     }
 
-    /// Closes a descriptor: at once that of a tap, which is the switch's own, and cannot be opened anew before.
+    /// Closes a descriptor: at once that of a tap, which is the switch's own, and cannot be opened anew before. Of others only what lies unread in a socket may wait, and
+    /// files of a file system: an eventfd is not to wait behind those.
     fn let_go(&self, fd: OwnedFd) {
-        if !is_tap(&fd) {
-            drop(self.closer.defer_passed(fd));
+        let kind = rustix::fs::fstat(&fd).map(|file| FileType::from_raw_mode(file.st_mode));
+        match kind {
+            _ if is_tap(&fd) => drop(fd),
+            Ok(FileType::Unknown) => drop(self.closer.defer_soon(fd)),
+            _ => drop(self.closer.defer_passed(fd)),
         }
     }
 
@@ -478,7 +487,7 @@ impl Keeper {
                 "there is no room for a descriptor of the switch: if that is killed, what needs it begins anew; raise the limit of open files (ulimit -n)"
             );
         } else if value("FDSTORE") == Some("1") {
-            let has_room = self.kept.files.contains_key(&name) || self.kept.len() < self.most;
+            let has_room = self.kept.files.contains_key(&name) || self.kept.open() < self.most;
             let mut descriptors = said.descriptors.into_iter();
             if has_room && let Some(fd) = descriptors.next() {
                 self.kept.insert(name, fd);

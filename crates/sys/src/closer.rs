@@ -175,6 +175,11 @@ impl LeftBehind {
         LeftBehind { closers: Vec::new(), most }
     }
 
+    /// Number of things that are not closed yet by those that were left behind.
+    pub fn waiting(&self) -> usize {
+        self.closers.iter().map(Closer::waiting).sum()
+    }
+
     /// Puts a new closer in the place of one that has been closing the same thing for a second, and gives it what waits behind that: it may be what the thing
     /// waits for, as the other end of a connection. Returns false if it is held up, and too many were left behind.
     pub fn relieve(&mut self, closer: &mut Closer) -> bool {

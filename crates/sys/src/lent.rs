@@ -5,11 +5,13 @@
 //! that asks for either waits beyond the reach of any signal. So there is no way here to set an option or to receive. Sending and polling take spin locks
 //! alone (net/unix/af_unix.c), as do the questions of [`Stream::is_of_a_pair`](crate::socket::Stream::is_of_a_pair).
 
-use std::io;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::SendFlags;
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendFlags, Shutdown, recvmsg, shutdown};
 
 /// A connected stream socket of a peer, for sending.
 #[derive(Debug)]
@@ -38,8 +40,78 @@ impl LentStream {
     }
 }
 
+impl LentStream {
+    /// Gives the stream up.
+    pub fn give_up(self) -> Emptied {
+        Emptied(self.0)
+    }
+}
+
+/// A connected Unix stream socket that is given up: when it is dropped, the peer can send nothing more, and what lies unread is received and closed, with all
+/// descriptors, before the socket is. So whoever has copies of it, such as a service manager that keeps them, has nothing to wait for when it closes the last one. Drop it
+/// where waiting harms nobody, on the thread of a [`Closer`](crate::closer::Closer).
+#[derive(Debug)]
+pub struct Emptied(OwnedFd);
+
+impl Emptied {
+    /// Takes a stream.
+    pub fn of(fd: OwnedFd) -> Emptied {
+        Emptied(fd)
+    }
+}
+
+/// Most descriptors that the kernel passes with one message (SCM_MAX_FD).
+const MOST_PASSED: usize = 253;
+
+impl Drop for Emptied {
+    fn drop(&mut self) {
+        let _ = shutdown(&self.0, Shutdown::Both);
+        let mut bytes = [0; 4096];
+        loop {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_PASSED))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let received = recvmsg(
+                &self.0,
+                &mut [IoSliceMut::new(&mut bytes)],
+                &mut control,
+                RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT,
+            );
+            // What has come is dropped with the buffer of it.
+            match received {
+                Err(Errno::INTR) => {}
+                Ok(received) if received.bytes > 0 => {}
+                Ok(_) | Err(_) => return,
+            }
+        }
+    }
+}
+
 impl AsFd for LentStream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::socket::Stream;
+
+    #[test]
+    fn whoever_has_a_copy_of_what_was_given_up_has_nothing_to_close() {
+        let (given, other) = UnixStream::pair().unwrap();
+        let copy = OwnedFd::from(given.try_clone().unwrap());
+        let other = Stream::from_fd(other.into()).unwrap();
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        for _ in 0..3 {
+            other.send(b"xy", &[writer.as_fd()]).unwrap();
+        }
+        drop((writer, LentStream::of(copy).give_up()));
+        let mut fds = [PollFd::new(&reader, PollFlags::IN)];
+        assert_eq!(poll(&mut fds, Some(&Timespec::default())).unwrap(), 1, "nobody can write any more");
+        assert!(other.send(b"x", &[]).is_err(), "nor can anything else be put there");
+        drop(given);
     }
 }

@@ -525,7 +525,7 @@ impl Session {
         self.files.clear();
         self.tracking = None;
         self.log = log::Log::default();
-        self.backend_req = None;
+        self.give_channel_up();
         self.given.settle();
         if let Some(memory) = self.memory.take() {
             dev.memory_changed(None);
@@ -600,6 +600,11 @@ impl Session {
         channel.send(header.as_bytes()).is_ok_and(|sent| sent == size_of::<Header>())
     }
 
+    /// Closes the channel with what lies unread in it, of which whoever keeps a copy would be the last to have one.
+    fn give_channel_up(&mut self) {
+        drop(self.backend_req.take().map(|channel| channel.map(LentStream::give_up)));
+    }
+
     /// Returns true if the front end has closed the connection, whatever it has sent before and has not been read yet.
     pub fn has_hung_up(&self) -> bool {
         self.wire.stream().has_hung_up()
@@ -612,7 +617,7 @@ impl Session {
     /// The rest of a message has not come for 30 s ([`WireError::RestMissing`]). The session has ended then, as for [`Session::on_readable`].
     pub fn tick(&mut self, now: Instant, dev: &mut dyn Device) -> Result<(), SessionError> {
         if self.backend_req.as_ref().is_some_and(|channel| channel.is_readable()) {
-            self.backend_req = None;
+            self.give_channel_up();
         }
         if let Err(error) = self.wire.check(now) {
             self.disconnect(dev);

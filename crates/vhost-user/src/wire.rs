@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ringferry_sys::closer::{Closer, Deferred};
+use ringferry_sys::lent::Emptied;
 use ringferry_sys::socket::{Received, Stream};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -261,6 +262,10 @@ impl Drop for Wire {
         // Whoever closes the stream may be busy for long.
         if !self.shared {
             self.stream.shutdown();
+            // What lies unread would be closed by whoever has the last copy, and keeps it for the next process.
+            if let Ok(copy) = self.stream.as_fd().try_clone_to_owned() {
+                self.closer.close(Emptied::of(copy));
+            }
         }
     }
 }

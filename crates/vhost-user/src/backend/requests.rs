@@ -111,7 +111,9 @@ impl Session {
             }
             Request::SetBackendReqFd => {
                 let channel = fds.into_iter().next().filter(|fd| Stream::is_of_a_pair(&**fd));
-                self.backend_req = Some(channel.ok_or(Refusal::Channel)?.map(LentStream::of));
+                let channel = channel.ok_or(Refusal::Channel)?;
+                self.give_channel_up();
+                self.backend_req = Some(channel.map(LentStream::of));
                 Ok(Answer::Done)
             }
             Request::SetStatus => self.set_status(parse(&payload)?, dev),
