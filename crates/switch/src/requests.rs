@@ -547,13 +547,20 @@ impl Requests<'_> {
     /// Returns what is wrong with the switch itself, for people.
     fn troubles(&self) -> Vec<String> {
         let unkept = self.keeper.as_deref().and_then(Keeper::trouble).map(str::to_owned);
+        let left_out = self.keeper.as_deref().map(Keeper::left_out).filter(|ports| !ports.is_empty());
+        let left_out = left_out.map(|ports| {
+            format!(
+                "what {} would need after a crash is not kept, so that their front ends would have to connect again; the log says why",
+                ports.join(", ")
+            )
+        });
         let helper = self.privileges.trouble();
         let not_reloaded = self.not_reloaded.as_ref().zip(self.config.file.as_ref());
         // What the helper would have to read says nothing about the file.
         let not_reloaded = not_reloaded
             .filter(|((_, what), _)| helper.is_none() || *what != NotReloaded::File)
             .map(|((when, what), file)| what.describe(when.elapsed(), &file.path.display().to_string()));
-        helper.into_iter().chain(unkept).chain(not_reloaded).collect()
+        helper.into_iter().chain(unkept).chain(left_out).chain(not_reloaded).collect()
     }
 }
 

@@ -262,6 +262,7 @@ impl Keeper {
     /// before its state is stored without the entry, that begins afresh.
     pub(crate) fn release(&mut self, name: &str) {
         self.postponed.forget(name);
+        self.identifier.forget(name);
         let Some((_, Some(Entry { descriptors, .. }))) = self.entries.remove(name) else { return };
         self.stale = true;
         let others = self.entries.values().flat_map(|(_, entry)| entry);
@@ -312,6 +313,16 @@ impl Keeper {
     /// Returns why nothing is kept for the case that this process is killed, for people, if that is so.
     pub(crate) fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
+    }
+
+    /// Returns the ports of which nothing is kept, where that was to be, and not by chance.
+    pub(crate) fn left_out(&self) -> Vec<&str> {
+        let late = self.postponed.for_long(|name| self.is_missing(name));
+        self.left_out.iter().map(String::as_str).chain(late).collect()
+    }
+
+    fn is_missing(&self, name: &str) -> bool {
+        self.entries.get(name).is_some_and(|(_, entry)| entry.is_none())
     }
 
     /// Returns true if the state of the entries is not the one that is kept.
@@ -366,7 +377,7 @@ impl Keeper {
                 }
                 None => {
                     let each = |put: &mut Put<'_>| control.hand_over(put).map(drop);
-                    match self.identifier.tell_apart(&name, each)? {
+                    match self.identifier.tell_apart(&name, generation, each)? {
                         Some(identities) => {
                             let (mut identities, mut descriptors) = (identities.into_iter(), Vec::new());
                             // The same files, in the same order.
@@ -421,13 +432,13 @@ impl Keeper {
 
     /// Returns the time at which a port is tried again whose files took too long.
     fn next_try(&self) -> Option<Instant> {
-        self.postponed.next_try(|name| self.entries.get(name).is_some_and(|(_, entry)| entry.is_none()))
+        self.postponed.next_try(|name| self.is_missing(name))
     }
 
     /// Leaves out a port whose files take too long.
     fn postpone(&mut self, name: &str) {
         if self.postponed.postpone(name, Instant::now()) {
-            tracing::info!(
+            tracing::warn!(
                 port = name,
                 "what it needs after a crash is not kept for now: its descriptors take long to be told apart"
             );

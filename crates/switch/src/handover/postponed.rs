@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 const FIRST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(60);
 
+/// A port that is left out for so long again is not slow because the machine is busy: the third time.
+const NO_CHANCE: Duration = Duration::from_millis(400);
+
 /// The ports that are left out, or were lately.
 #[derive(Debug, Default)]
 pub(super) struct Postponed {
@@ -23,11 +26,17 @@ struct Port {
 }
 
 impl Postponed {
-    /// Leaves a port out from now on. Returns true if it was not left out lately.
+    /// Leaves a port out from now on. Returns true if it is no chance any more.
     pub(super) fn postpone(&mut self, port: &str, now: Instant) -> bool {
         let rest = self.ports.get(port).map_or(FIRST, |port| port.next);
-        let postponed = Port { until: now + rest, next: (2 * rest).min(LONGEST) };
-        self.ports.insert(port.to_owned(), postponed).is_none()
+        self.ports.insert(port.to_owned(), Port { until: now + rest, next: (2 * rest).min(LONGEST) });
+        rest == NO_CHANCE
+    }
+
+    /// Returns the ports that are left out, as `is_missing` says, and not by chance.
+    pub(super) fn for_long(&self, is_missing: impl Fn(&str) -> bool) -> impl Iterator<Item = &str> {
+        let long = self.ports.iter().filter(move |(name, port)| port.next > NO_CHANCE && is_missing(name));
+        long.map(|(name, _)| name.as_str())
     }
 
     /// Returns true as long as a port is left out.
@@ -61,7 +70,8 @@ mod tests {
         let mut rests = Vec::new();
         for round in 0..12 {
             assert!(!postponed.is_out("a", now));
-            assert_eq!(postponed.postpone("a", now), round == 0, "it is new once");
+            assert_eq!(postponed.postpone("a", now), round == 2, "it is told once");
+            assert_eq!(postponed.for_long(|_| true).count(), usize::from(round >= 2));
             let until = postponed.next_try(|_| true).expect("it is left out");
             assert!(postponed.is_out("a", until - Duration::from_millis(1)));
             assert!(!postponed.is_out("a", until));
@@ -89,11 +99,15 @@ mod tests {
             postponed.postpone(name, now);
         }
         postponed.forget("closed");
-        assert!(postponed.postpone("closed", now), "a port of the same name is another one");
+        assert!(!postponed.is_out("closed", now), "a port of the same name is another one");
         let later = now + FIRST + LONGEST;
         postponed.tidy(|_| true, later - Duration::from_millis(1));
-        assert!(!postponed.postpone("slow", later), "it was slow a minute ago");
+        let names = |postponed: &Postponed| postponed.ports.keys().cloned().collect::<Vec<_>>();
+        assert_eq!(names(&postponed), ["kept", "slow"]);
+        postponed.postpone("slow", later);
+        postponed.tidy(|_| true, later);
+        assert_eq!(names(&postponed), ["slow"]);
         postponed.tidy(|name| name != "slow", later);
-        assert!(["kept", "closed", "slow"].iter().all(|name| postponed.postpone(name, later)));
+        assert_eq!(names(&postponed), [""; 0]);
     }
 }
