@@ -58,26 +58,6 @@ impl Identity {
     }
 }
 
-/// Tells the files of a port apart, in the order of their places. `Ok(None)`: it takes too long. The last one has been waited for then, so this is for when nobody waits, as there
-/// is no other thread yet.
-pub(super) fn tell_apart_here<'f>(
-    port: &str,
-    files: impl IntoIterator<Item = BorrowedFd<'f>>,
-) -> io::Result<Option<Vec<Identity>>> {
-    let mut all = Vec::new();
-    for (place, fd) in files.into_iter().enumerate() {
-        let begin = Instant::now();
-        all.push(match Identity::of_file(fd)? {
-            Some(identity) => identity,
-            None => Identity::of_another(fd, port, place)?,
-        });
-        if begin.elapsed() > PATIENCE {
-            return Ok(None);
-        }
-    }
-    Ok(Some(all))
-}
-
 /// Tells files apart for a thread that must not wait for long.
 #[derive(Debug)]
 pub(super) struct Identifier {
@@ -213,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_told_apart_wherever_that_is_done() {
+    fn files_are_told_apart() {
         let files = files();
         let mut patient = Identifier { patience: Duration::from_secs(60), ..Identifier::default() };
         let told = patient.tell_apart("a", state(0), each(&files)).unwrap().unwrap();
@@ -222,9 +202,6 @@ mod tests {
         assert!(matches!(&told[..], [
             Identity::Event(_), Identity::File(..), Identity::Event(_), Identity::File(..), Identity::Event(_), Identity::Of(port, 5),
         ] if port == "a"));
-        // Nobody has locks here, so that each takes microseconds; but the machine may be busy.
-        let here = || tell_apart_here("a", files.iter().map(AsFd::as_fd)).unwrap();
-        assert_eq!((0..100).find_map(|_| here()), Some(told));
     }
 
     /// A front end that sets locks on an eventfd has the kernel write down all of them for who asks.

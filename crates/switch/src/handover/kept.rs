@@ -29,7 +29,7 @@ use ringferry_sys::systemd::{Notifier, store_limit};
 use ringferry_vhost_user::backend::Put;
 use serde::{Deserialize, Serialize};
 
-use super::identity::{Identifier, Identity, tell_apart_here};
+use super::identity::{Identifier, Identity};
 use super::postponed::Postponed;
 use super::state::InForce;
 use crate::config::{Config, PortConfig, PortKind, TapConfig, VhostUserConfig};
@@ -64,7 +64,7 @@ const MOST: usize = 8000;
 const SPARE: usize = 192;
 
 /// The form of what is kept.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// Begin of the names of descriptors.
 const PREFIX: &str = "rf-";
@@ -121,8 +121,9 @@ struct Entry {
     /// [What it is made of](made_of), for a look at whether the configuration is still the same.
     made_of: String,
     state: HandedPort,
-    /// The number of each of its descriptors.
+    /// The number of each of its descriptors, and what tells each from all others: so the next process need not ask, which would take as long as whoever has them likes.
     descriptors: Vec<u64>,
+    identities: Vec<Identity>,
 }
 
 /// The parts of a switch whose state is kept.
@@ -379,15 +380,16 @@ impl Keeper {
                     let each = |put: &mut Put<'_>| control.hand_over(put).map(drop);
                     match self.identifier.tell_apart(&name, generation, each)? {
                         Some(identities) => {
-                            let (mut identities, mut descriptors) = (identities.into_iter(), Vec::new());
+                            let mut descriptors = Vec::new();
                             // The same files, in the same order.
                             let state = control.hand_over(&mut |fd| {
-                                let identity = identities.next().ok_or(io::ErrorKind::InvalidData)?;
-                                descriptors.push(self.number(fd, identity, &mut used)?);
+                                let identity = identities.get(descriptors.len());
+                                let identity = identity.ok_or(io::ErrorKind::InvalidData)?;
+                                descriptors.push(self.number(fd, identity.clone(), &mut used)?);
                                 Ok(descriptors.len() as u32 - 1)
                             })?;
                             let made_of = parts.ports.entry_of(&name).map(made_of).unwrap_or_default();
-                            Some(Entry { name: name.clone(), made_of, state, descriptors })
+                            Some(Entry { name: name.clone(), made_of, state, descriptors, identities })
                         }
                         None => {
                             self.postpone(&name);
@@ -667,17 +669,11 @@ impl Kept {
         let mut used = BTreeSet::from([state.listener]);
         let listener = files.get(&state.listener).and_then(|fd| Identity::of_file(fd).ok().flatten());
         self.known.numbers.extend(listener.map(|identity| (identity, state.listener)));
-        self.entries.retain(|name, (entry, _)| {
+        for (entry, _) in self.entries.values() {
             let numbers = &entry.descriptors;
-            let told = tell_apart_here(name, numbers.iter().filter_map(|number| Some(files.get(number)?.as_fd())));
-            let Ok(Some(identities)) = told else {
-                tracing::warn!(port = name, "what the process before has left of it cannot be told apart: whoever is connected has to connect again");
-                return false;
-            };
-            self.known.numbers.extend(identities.into_iter().zip(numbers.iter().copied()));
+            self.known.numbers.extend(entry.identities.iter().cloned().zip(numbers.iter().copied()));
             used.extend(numbers);
-            true
-        });
+        }
         files.retain(|number, _| !used.contains(number));
     }
 
@@ -758,8 +754,8 @@ fn read(file: File) -> io::Result<(State, File, usize)> {
     let mut text = vec![0; length as usize];
     file.read_exact_at(&mut text, TEXT as u64)?;
     let state: State = serde_json::from_slice(&text)?;
-    if state.format > FORMAT {
-        return Err(bad("it is of a newer program"));
+    if state.format != FORMAT {
+        return Err(bad("it is of another version of this program"));
     }
     Ok((state, file, first_mark(text.len())))
 }
