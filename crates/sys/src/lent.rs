@@ -2,7 +2,7 @@
 //!
 //! Whoever has the same socket can hold its locks for as long as it likes, inside a system call of its own whose argument lies in memory of a file system that does not answer
 //! (FUSE, or userfaultfd): `setsockopt` holds the lock of the socket, `recvmsg` that of its queue, also with `MSG_PEEK` and without waiting for data. A thread
-//! that asks for either waits beyond the reach of any signal. So there is no way here to set an option or to receive. Sending and polling take spin locks
+//! that asks for either waits beyond the reach of any signal. So there is no way here to set an option, or to receive but from one that is [given up](Emptied), on a thread where that harms nobody. Sending and polling take spin locks
 //! alone (net/unix/af_unix.c), as do the questions of [`Stream::is_of_a_pair`](crate::socket::Stream::is_of_a_pair).
 
 use std::io::{self, IoSliceMut};

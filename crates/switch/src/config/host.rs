@@ -38,7 +38,13 @@ impl Config {
                 missing.names.extend(found.err().map(|why| format!("port {}: {key}: {why}", port.name)));
             }
             let directory = path.parent().filter(|directory| *directory != Path::new(""));
-            if let Some(directory) = directory.filter(|directory| !directory.is_dir()) {
+            // The program makes that one itself, with its control socket.
+            let is_made = |directory: &Path| {
+                directory == Path::new(ringferry_control::SYSTEM_DIRECTORY)
+                    && rustix::process::geteuid().is_root()
+            };
+            let missing_one = directory.filter(|directory| !directory.is_dir() && !is_made(directory));
+            if let Some(directory) = missing_one {
                 let text = format!("port {}: there is no directory {} now", port.name, directory.display());
                 missing.directories.push(text);
             }

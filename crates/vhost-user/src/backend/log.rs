@@ -23,7 +23,7 @@ use ringferry_memory::DirtyLog;
 use ringferry_sys::closer::Deferred;
 use zerocopy::IntoBytes;
 
-use super::{Answer, Device, Refusal, Session};
+use super::{Answer, Device, Kick, Refusal, Session};
 use crate::message::{F_LOG_ALL, LogBase, VRING_F_LOG};
 
 /// What the front end has said of the log.
@@ -56,7 +56,12 @@ impl Session {
     pub fn unlogged(&self) -> Option<&str> {
         match &self.log {
             Log::Unusable(why) if self.is_logged() => Some(why),
-            Log::Unset if (0..self.rings.len() as u16).any(|index| self.is_held(index)) => {
+            // A ring that has no kick, as those of a guest that has left, would not run with a log either.
+            Log::Unset
+                if (0u16..)
+                    .zip(&self.rings)
+                    .any(|(index, ring)| !matches!(ring.kick, Kick::Unset) && self.is_held(index)) =>
+            {
                 Some("the front end has asked for a dirty log of its rings and has passed none yet")
             }
             _ => None,

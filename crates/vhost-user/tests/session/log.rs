@@ -165,10 +165,16 @@ fn rings_that_start_while_the_guest_migrates_wait_for_the_log() {
         start(&mut rig, 0);
         start(&mut rig, 1);
         assert!(rig.dev.rings.is_empty(), "nothing that they write would be logged, round {round}");
+        assert!(rig.session.unlogged().is_some());
         pass_log(&mut rig, &file);
         assert_eq!((marked(&rig, 0, &file), marked(&rig, 1, &file)), (vec![3], vec![4]));
         // The guest reboots: QEMU frees the log and passes it again when the rings have started.
         assert_eq!([rig.base(0), rig.base(1)], [0, 0]);
+        assert_eq!(
+            rig.session.unlogged(),
+            None,
+            "a ring that is stopped waits for no log, as at a port that a guest has left"
+        );
     }
     // One that did not ask for a log is not held.
     start(&mut rig, 0);
