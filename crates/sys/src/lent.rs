@@ -5,13 +5,13 @@
 //! that asks for either waits beyond the reach of any signal. So there is no way here to set an option, or to receive but from one that is [given up](Emptied), on a thread where that harms nobody. Sending and polling take spin locks
 //! alone (net/unix/af_unix.c), as do the questions of [`Stream::is_of_a_pair`](crate::socket::Stream::is_of_a_pair).
 
-use std::io::{self, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendFlags, Shutdown, recvmsg, shutdown};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, shutdown};
+
+use crate::socket::receive;
 
 /// A connected stream socket of a peer, for sending.
 #[derive(Debug)]
@@ -38,9 +38,7 @@ impl LentStream {
         let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
         poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
-}
 
-impl LentStream {
     /// Gives the stream up.
     pub fn give_up(self) -> Emptied {
         Emptied(self.0)
@@ -60,28 +58,14 @@ impl Emptied {
     }
 }
 
-/// Most descriptors that the kernel passes with one message (SCM_MAX_FD).
-const MOST_PASSED: usize = 253;
-
 impl Drop for Emptied {
     fn drop(&mut self) {
         let _ = shutdown(&self.0, Shutdown::Both);
-        let mut bytes = [0; 4096];
-        loop {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_PASSED))];
-            let mut control = RecvAncillaryBuffer::new(&mut space);
-            let received = recvmsg(
-                &self.0,
-                &mut [IoSliceMut::new(&mut bytes)],
-                &mut control,
-                RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT,
-            );
-            // What has come is dropped with the buffer of it.
-            match received {
-                Err(Errno::INTR) => {}
-                Ok(received) if received.bytes > 0 => {}
-                Ok(_) | Err(_) => return,
-            }
+        let (mut bytes, mut fds) = ([0; 4096], Vec::new());
+        while receive(self.0.as_fd(), &mut bytes, &mut fds, RecvFlags::DONTWAIT)
+            .is_ok_and(|received| received.bytes > 0)
+        {
+            fds.clear();
         }
     }
 }

@@ -605,24 +605,9 @@ impl Stream {
     /// # Errors
     /// `WouldBlock`, if there is no data (yet); `ConnectionReset`, if the peer closed without reading all data.
     pub fn recv(&self, data: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<Received> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut data = [IoSliceMut::new(data)];
-        let message = loop {
-            match rustix::net::recvmsg(&self.0, &mut data, &mut control, RecvFlags::CMSG_CLOEXEC) {
-                Err(Errno::INTR) => {}
-                result => break result?,
-            }
-        };
-        let mut fds_lost = message.flags.contains(ReturnFlags::CTRUNC);
         let before = fds.len();
-        for part in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(passed) = part {
-                fds.extend(passed);
-            }
-        }
-        fds_lost |= fds.len() - before > MAX_FDS;
-        Ok(Received { bytes: message.bytes, fds_lost })
+        let Received { bytes, fds_lost } = receive(self.0.as_fd(), data, fds, RecvFlags::empty())?;
+        Ok(Received { bytes, fds_lost: fds_lost || fds.len() - before > MAX_FDS })
     }
 
     /// Returns the number of bytes that can be received, of which [`peek`](Self::peek) shows those up to the first that was sent out of band.
@@ -790,6 +775,34 @@ impl Stream {
         let pid = u32::try_from(peer.pid).ok().filter(|&pid| pid != 0);
         Ok(PeerCredentials { pid, uid: peer.uid, gid: peer.gid })
     }
+}
+
+/// Receives from any socket up to `data.len()` bytes, with all descriptors that came with them, which are appended to `fds`, and says whether some were lost because this process has
+/// too many open files.
+///
+/// # Errors
+/// Those of `recvmsg`, but for interruptions.
+pub(crate) fn receive(
+    socket: BorrowedFd<'_>,
+    data: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+    flags: RecvFlags,
+) -> rustix::io::Result<Received> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut data = [IoSliceMut::new(data)];
+    let message = loop {
+        match rustix::net::recvmsg(socket, &mut data, &mut control, RecvFlags::CMSG_CLOEXEC | flags) {
+            Err(Errno::INTR) => {}
+            result => break result?,
+        }
+    };
+    for part in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(passed) = part {
+            fds.extend(passed);
+        }
+    }
+    Ok(Received { bytes: message.bytes, fds_lost: message.flags.contains(ReturnFlags::CTRUNC) })
 }
 
 impl AsFd for Stream {

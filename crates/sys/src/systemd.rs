@@ -7,7 +7,7 @@
 //! manager the functions do nothing.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::linux::net::SocketAddrExt;
@@ -19,13 +19,11 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
-};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use rustix::pipe::PipeFlags;
 
 use crate::inherited;
+use crate::socket::receive;
 
 /// The number of the first inherited socket, `SD_LISTEN_FDS_START`.
 const FIRST_FD: RawFd = 3;
@@ -320,26 +318,13 @@ impl Manager {
     /// # Errors
     /// The errors of `recvmsg`.
     pub fn receive(&self) -> io::Result<Option<Said>> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SAID))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut bytes = [0; 4096];
-        let received = rustix::net::recvmsg(
-            &self.0,
-            &mut [IoSliceMut::new(&mut bytes)],
-            &mut control,
-            RecvFlags::CMSG_CLOEXEC,
-        );
-        let (length, flags) = match received {
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
-            received => received.map(|received| (received.bytes, received.flags))?,
+        let (mut bytes, mut descriptors) = ([0; 4096], Vec::new());
+        let received = match receive(self.0.as_fd(), &mut bytes, &mut descriptors, RecvFlags::empty()) {
+            Err(Errno::AGAIN) => return Ok(None),
+            received => received?,
         };
-        let mut said = Said { descriptors_lost: flags.contains(ReturnFlags::CTRUNC), ..Said::default() };
-        for part in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(passed) = part {
-                said.descriptors.extend(passed);
-            }
-        }
-        said.lines = String::from_utf8_lossy(&bytes[..length]).lines().map(str::to_owned).collect();
+        let lines = String::from_utf8_lossy(&bytes[..received.bytes]).lines().map(str::to_owned).collect();
+        let said = Said { lines, descriptors, descriptors_lost: received.fds_lost };
         Ok(Some(said))
     }
 }
@@ -349,9 +334,6 @@ impl AsFd for Manager {
         self.0.as_fd()
     }
 }
-
-/// Most descriptors that come with one message.
-const MAX_SAID: usize = 253;
 
 /// How many descriptors the manager keeps for this service, at most: what it says in `FDSTORE`, or 0 if it says nothing (systemd before version 254, whose units
 /// say it themselves).
