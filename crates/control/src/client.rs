@@ -95,13 +95,16 @@ fn listens(path: &Path) -> io::Result<bool> {
     }
     // Of processes that end meanwhile, or that this user must not look at, nothing is known.
     let processes = std::fs::read_dir("/proc")?.map_while(Result::ok).map(|process| process.path());
-    let mut switches = processes.filter(|process| {
-        std::fs::read_to_string(process.join("comm")).is_ok_and(|name| name.trim_end() == PROGRAM)
-    });
+    let mut switches = processes.filter(|process| is_ringferry(process));
     Ok(switches.any(|switch| std::fs::read(switch.join("net/unix")).is_ok_and(|sockets| has(&sockets))))
 }
 
-/// The name of the processes of a switch (comm of proc(5)).
+/// Returns true if a process, which is a folder of `/proc`, is this program's: by its name, which anybody may read.
+pub fn is_ringferry(process: &Path) -> bool {
+    std::fs::read_to_string(process.join("comm")).is_ok_and(|name| name.trim_end() == PROGRAM)
+}
+
+/// The name of every process of this program (comm of proc(5)).
 const PROGRAM: &str = "ringferry";
 
 /// The flags of a socket that listens, in `/proc/net/unix`: `__SO_ACCEPTCON`.

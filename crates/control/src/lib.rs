@@ -53,10 +53,10 @@ pub mod text;
 pub mod trace;
 pub mod why;
 
-pub use client::{ControlError, Patience, call, call_and_keep, call_with, call_with_fds};
+pub use client::{ControlError, Patience, call, call_and_keep, call_with, call_with_fds, is_ringferry};
 pub use drops::{CountedAt, DropReason};
 pub use guest::GuestSnapshot;
-pub use path::{SYSTEM_DIRECTORY, default_path, make_directory};
+pub use path::{SYSTEM_DIRECTORY, default_path, make_directory, makes_directory};
 pub use ports::{PortAction, PortChange, Reload, ReloadStep};
 pub use protocol::{Answer, Request, Response};
 pub use rules::{Holds, Kept, PortRules, RulesByKey, SettingChange, SettingsChange, kept, settings};

@@ -41,6 +41,15 @@ pub fn make_directory(path: &Path) {
     }
 }
 
+/// Returns true if [`make_directory`] makes this directory for the socket `path`, as far as rights can tell.
+pub fn makes_directory(path: &Path, directory: &Path) -> bool {
+    let is_made = match directory == Path::new(SYSTEM_DIRECTORY) {
+        true => rustix::process::geteuid().is_root(),
+        false => directory == private_directory(),
+    };
+    is_made && path.parent() == Some(directory)
+}
+
 /// Looks whether the socket `path`, if it is in the user's directory in `/tmp`, can be another user's.
 ///
 /// # Errors
@@ -106,6 +115,15 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
+
+    #[test]
+    fn a_directory_is_made_for_the_control_socket_in_it_alone() {
+        let system = Path::new(SYSTEM_DIRECTORY);
+        assert_eq!(makes_directory(&system.join("c.sock"), system), rustix::process::geteuid().is_root());
+        assert!(makes_directory(&private_directory().join("c.sock"), &private_directory()));
+        assert!(!makes_directory(Path::new("/elsewhere/c.sock"), system));
+        assert!(!makes_directory(Path::new("/elsewhere/c.sock"), Path::new("/elsewhere")));
+    }
 
     #[test]
     fn only_a_directory_of_this_user_alone_is_believed() {

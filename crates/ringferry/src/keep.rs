@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
+use ringferry_control as control;
 use ringferry_sys::closer::{Closer, LeftBehind};
 use ringferry_sys::process::{Spawn, spawn};
 use ringferry_sys::rlimit;
@@ -123,23 +124,22 @@ pub fn run(args: &KeepArgs) -> Result<(), Error> {
         let mut command = Command::new(path);
         command.arg0("ringferry").arg("kept").args(&arguments);
         command.env("NOTIFY_SOCKET", &socket).env("FDSTORE", keeper.most.to_string());
-        let child = match keeper.start(command) {
-            Err(error) if newer.is_some() => {
-                newer.iter().for_each(|file| program.give_up(*file, &error));
+        let child = match (keeper.start(command), newer) {
+            (Err(error), Some(file)) => {
+                program.give_up(file, &error);
                 continue;
             }
-            started => started?,
+            (started, _) => started?,
         };
-        let ended = keeper.serve(child, &signals, newer.is_some())?;
+        let ended = keeper.serve(child, &signals, newer)?;
         let killed = match (ended, newer) {
             (End::Orderly, _) => return Ok(()),
             (End::Failed(status), Some(file)) if !keeper.was_ready => {
                 program.give_up(file, &status);
                 continue;
             }
-            (End::Late, newer) => {
-                let why = format!("it was not ready after {} s", START.as_secs());
-                newer.iter().for_each(|file| program.give_up(*file, &why));
+            (End::Late(file), _) => {
+                program.give_up(file, &format!("it was not ready after {} s", START.as_secs()));
                 continue;
             }
             // What could not go on with what is kept may be able to begin afresh.
@@ -175,9 +175,9 @@ pub fn run(args: &KeepArgs) -> Result<(), Error> {
 struct Program {
     /// Where that of this process lay at its start.
     path: Option<PathBuf>,
-    /// It is this very file.
-    own: Option<FileId>,
-    /// What lay there could not serve.
+    /// It is this very file, by device and inode.
+    own: Option<(u64, u64)>,
+    /// The file that lay there last and could not serve.
     given_up: Option<FileId>,
 }
 
@@ -193,7 +193,7 @@ impl Program {
         let path = std::env::current_exe().ok();
         // By its own name, as another one may lie in its place already.
         let own = std::fs::metadata(OWN_PROGRAM).ok();
-        Program { own: own.as_ref().map(id), path, given_up: None }
+        Program { own: own.map(|file| (file.dev(), file.ino())), path, given_up: None }
     }
 
     /// Returns the path of the program, and which file that is if it is not the one of this process. Only its owner can have put another one there: whoever may change what
@@ -201,8 +201,8 @@ impl Program {
     fn path(&self) -> (&Path, Option<FileId>) {
         let found = self.path.as_deref().and_then(|path| Some((path, std::fs::metadata(path).ok()?)));
         let newer = found.filter(|(_, file)| {
-            // A link to this process's own changes when it is made.
-            let is_own = self.own.is_some_and(|(dev, ino, _)| (dev, ino) == (file.dev(), file.ino()));
+            // A file changes when a link to it is made, and is this process's own still.
+            let is_own = Some((file.dev(), file.ino())) == self.own;
             file.is_file() && file.mode() & 0o111 != 0 && !is_own && Some(id(file)) != self.given_up
         });
         match newer {
@@ -236,8 +236,8 @@ enum End {
     Failed(ExitStatus),
     /// By somebody else, as far as is known.
     Killed(String),
-    /// By this process, as it was not ready in time.
-    Late,
+    /// By this process, as it was not ready in time, and was of this file, in whose place there is another one.
+    Late(FileId),
 }
 
 /// Takes `--ready-fd` out of the arguments of a switch, which is for the first one only and is answered here. Its number is one of those under which the next
@@ -276,7 +276,7 @@ pub fn become_run(arguments: &[OsString]) -> io::Error {
         .exec()
 }
 
-/// What is kept, by name.
+/// The descriptors that are kept, by name.
 ///
 /// A front end chooses some of these files, or what lies unread in them, and the last copy may be the one here: to close a socket that lingers takes as long as its
 /// owner likes. The thread that starts the next switch does not wait for that.
@@ -329,10 +329,11 @@ impl Kept {
     /// Closes a descriptor: at once that of a tap, which is the switch's own, and cannot be opened anew before. Of others only what lies unread in a socket may wait, and
     /// files of a file system: an eventfd is not to wait behind those.
     fn let_go(&self, fd: OwnedFd) {
-        let kind = rustix::fs::fstat(&fd).map(|file| FileType::from_raw_mode(file.st_mode));
-        match kind {
-            _ if is_tap(&fd) => drop(fd),
-            Ok(FileType::Unknown) => drop(self.closer.defer_soon(fd)),
+        let tun = rustix::fs::makedev(TUN.0, TUN.1);
+        let file = rustix::fs::fstat(&fd);
+        match file.map(|file| (FileType::from_raw_mode(file.st_mode), file.st_rdev)) {
+            Ok((FileType::CharacterDevice, device)) if device == tun => drop(fd),
+            Ok((FileType::Unknown, _)) => drop(self.closer.defer_soon(fd)),
             _ => drop(self.closer.defer_passed(fd)),
         }
     }
@@ -349,13 +350,8 @@ impl Kept {
     }
 }
 
-/// Whether a file is a tap's: one of the device `tun`, which is 10:200 (Documentation/admin-guide/devices.txt of Linux).
-fn is_tap(fd: &OwnedFd) -> bool {
-    rustix::fs::fstat(fd).is_ok_and(|file| {
-        FileType::from_raw_mode(file.st_mode) == FileType::CharacterDevice
-            && file.st_rdev == rustix::fs::makedev(10, 200)
-    })
-}
+/// The device that files of taps are of, `/dev/net/tun` (Documentation/admin-guide/devices.txt of Linux).
+const TUN: (u32, u32) = (10, 200);
 
 struct Keeper {
     manager: Manager,
@@ -376,12 +372,8 @@ struct Keeper {
 /// Returns true if a process is this program's, by its name, which anybody may read. Whoever has taken over the switch could otherwise have any other process ended
 /// in the name of this one.
 fn is_switch(pid: Pid) -> bool {
-    let name = std::fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero()));
-    name.is_ok_and(|name| name.trim_end() == PROGRAM)
+    control::is_ringferry(&Path::new("/proc").join(pid.as_raw_nonzero().to_string()))
 }
-
-/// The name of every process of this program (comm of proc(5)).
-const PROGRAM: &str = "ringferry";
 
 impl Keeper {
     fn start(&mut self, mut command: Command) -> io::Result<Child> {
@@ -397,8 +389,8 @@ impl Keeper {
     }
 
     /// Does what the switch and whoever sends signals say until the switch has ended, or the process that has taken over from it. One that is not ready in time is logged, and
-    /// killed if there is another program that can be started.
-    fn serve(&mut self, mut child: Child, signals: &Signals, has_another: bool) -> io::Result<End> {
+    /// killed if it is of a `newer` file than this process, whose own program can be started.
+    fn serve(&mut self, mut child: Child, signals: &Signals, newer: Option<FileId>) -> io::Result<End> {
         let mut pid = Pid::from_child(&child);
         let mut process = pidfd_open(pid, PidfdFlags::empty())?;
         let mut late = Some(Instant::now() + START);
@@ -406,10 +398,10 @@ impl Keeper {
             late = late.filter(|_| !self.was_ready && !self.stopping);
             if late.is_some_and(|late| late <= Instant::now()) {
                 late = None;
-                if has_another {
+                if let Some(file) = newer {
                     child.kill()?;
                     child.wait()?;
-                    return Ok(End::Late);
+                    return Ok(End::Late(file));
                 }
                 tracing::error!(
                     pid = pid.as_raw_nonzero(),

@@ -445,15 +445,11 @@ fn a_switch_that_is_kept_is_not_kept_by_a_second_one() {
 #[test]
 fn a_switch_is_not_replaced_while_its_keeper_hears_nothing() {
     let place = Place::new();
-    let temporary = place.path().join("temporary");
-    std::fs::create_dir(&temporary).unwrap();
-    let mut command = keep(&place, &["a"]);
-    let mut switch = place.start(command.env("TMPDIR", &temporary), Vec::<(OwnedFd, i32)>::new());
-    until_kept(&switch, "\"name\":\"a\"", 1);
+    let (mut switch, notify) = start_heard(&place);
     let before = pid(&place);
     switch.process.signal(Signal::STOP);
     let socket = UnixDatagram::unbound().unwrap();
-    socket.connect(notify_socket(&temporary)).unwrap();
+    socket.connect(notify).unwrap();
     socket.set_nonblocking(true).unwrap();
     while socket.send(b"X=1").is_ok() {}
     let mut command = replace(&place);
@@ -474,10 +470,15 @@ fn a_switch_is_not_replaced_while_its_keeper_hears_nothing() {
     assert_eq!(place.files(), ["temporary"], "nobody is left behind");
 }
 
-/// Returns the socket on which a keeper listens that has this folder for temporary files.
-fn notify_socket(temporary: &Path) -> PathBuf {
+/// Starts a kept switch with the port `a`, and returns the socket on which its keeper listens, in the folder `temporary` of the place.
+fn start_heard(place: &Place) -> (Switch<'_>, PathBuf) {
+    let temporary = place.path().join("temporary");
+    std::fs::create_dir(&temporary).unwrap();
+    let mut command = keep(place, &["a"]);
+    let switch = place.start(command.env("TMPDIR", &temporary), Vec::<(OwnedFd, i32)>::new());
+    until_kept(&switch, "\"name\":\"a\"", 1);
     let sockets = std::fs::read_dir(temporary).unwrap().map(|entry| entry.unwrap().path().join("notify"));
-    sockets.into_iter().find(|path| path.exists()).expect("a keeper listens")
+    (switch, sockets.into_iter().find(|path| path.exists()).expect("a keeper listens"))
 }
 
 /// After an upgrade the switch that follows one that was killed is not the old one.
@@ -652,14 +653,10 @@ fn a_control_socket_that_was_removed_is_back_after_a_kill() {
 #[test]
 fn a_process_that_is_no_switch_is_not_ended_as_its_successor() {
     let place = Place::new();
-    let temporary = place.path().join("temporary");
-    std::fs::create_dir(&temporary).unwrap();
-    let mut command = keep(&place, &["a"]);
-    let switch = place.start(command.env("TMPDIR", &temporary), Vec::<(OwnedFd, i32)>::new());
-    until_kept(&switch, "\"name\":\"a\"", 1);
+    let (switch, notify) = start_heard(&place);
     let mut other = Command::new("sleep").arg("1000").spawn().unwrap();
     let socket = UnixDatagram::unbound().unwrap();
-    socket.send_to(format!("MAINPID={}", other.id()).as_bytes(), notify_socket(&temporary)).unwrap();
+    socket.send_to(format!("MAINPID={}", other.id()).as_bytes(), notify).unwrap();
     switch.process.until_logged("as its successor, which is none");
     // It goes on as if nothing had been said.
     kill(&place);

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use ringferry_control::{default_path, makes_directory};
 use ringferry_sys::accounts;
 
 use super::{Config, PortKind, VhostUserEndpoint};
@@ -28,6 +29,7 @@ impl Config {
     /// Looks for users, groups and directories of sockets, and opens nothing.
     pub fn missing(&self) -> Missing {
         let mut missing = Missing::default();
+        let control = self.control.clone().unwrap_or_else(default_path);
         for port in &self.ports {
             let PortKind::VhostUser(vhost) = &port.kind else { continue };
             let VhostUserEndpoint::Listen(path) = &vhost.endpoint else { continue };
@@ -38,13 +40,8 @@ impl Config {
                 missing.names.extend(found.err().map(|why| format!("port {}: {key}: {why}", port.name)));
             }
             let directory = path.parent().filter(|directory| *directory != Path::new(""));
-            // The program makes that one itself, with its control socket.
-            let is_made = |directory: &Path| {
-                directory == Path::new(ringferry_control::SYSTEM_DIRECTORY)
-                    && rustix::process::geteuid().is_root()
-            };
-            let missing_one = directory.filter(|directory| !directory.is_dir() && !is_made(directory));
-            if let Some(directory) = missing_one {
+            let is_there = |directory: &Path| directory.is_dir() || makes_directory(&control, directory);
+            if let Some(directory) = directory.filter(|directory| !is_there(directory)) {
                 let text = format!("port {}: there is no directory {} now", port.name, directory.display());
                 missing.directories.push(text);
             }
