@@ -77,7 +77,7 @@ pub(crate) struct Requests<'s> {
     pub(crate) links: &'s mut Links,
     pub(crate) series: &'s Series,
     pub(crate) stalls: &'s Stalls,
-    /// What was not done when the configuration file was last read again, and when that was.
+    /// The part of the configuration file that was not carried out when it was last read again, and when that was.
     pub(crate) not_reloaded: &'s mut Option<(Instant, NotReloaded)>,
     pub(crate) keeper: Option<&'s mut Keeper>,
 }

@@ -104,7 +104,7 @@ pub struct Switch {
     drains: Drains,
     series: Series,
     stalls: Stalls,
-    /// What was not done when the configuration file was last read again, and when that was.
+    /// The part of the configuration file that was not carried out when it was last read again, and when that was.
     not_reloaded: Option<(Instant, NotReloaded)>,
 }
 

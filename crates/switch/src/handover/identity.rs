@@ -62,7 +62,7 @@ impl Identity {
 #[derive(Debug)]
 pub(super) struct Identifier {
     patience: Duration,
-    /// What is still asked of ports in these states.
+    /// The answers that are still to come, about ports in these states.
     asked: BTreeMap<String, (Generation, Receiver<Told>)>,
     /// Held by each thread.
     threads: Arc<()>,
@@ -94,22 +94,33 @@ impl Identifier {
         generation: Generation,
         each: impl FnOnce(&mut Put<'_>) -> io::Result<()>,
     ) -> io::Result<Option<Vec<Identity>>> {
+        let known = match self.asked.remove(port) {
+            Some((of, told)) if of == generation => match told.try_recv() {
+                Ok(told) => Some(told?),
+                Err(TryRecvError::Empty) => {
+                    self.asked.insert(port.to_owned(), (generation, told));
+                    return Ok(None);
+                }
+                Err(TryRecvError::Disconnected) => None,
+            },
+            _ => None,
+        };
         let (mut all, mut others) = (Vec::new(), Vec::new());
         // Only of those that are asked there are copies: of a socket, or of memory, one might be the last, whose close may wait.
         let listed = each(&mut |fd| {
             let identity = Identity::of_file(fd)?;
-            if identity.is_none() {
+            if identity.is_none() && known.is_none() {
                 others.push((all.len(), self.closer.defer_soon(fd.try_clone_to_owned()?)));
             }
             all.push(identity);
             Ok(all.len() as u32 - 1)
         });
         listed?;
-        let mut told = Vec::new().into_iter();
-        if !others.is_empty() {
-            let Some(identities) = self.ask(port, generation, others)? else { return Ok(None) };
-            told = identities.into_iter();
-        }
+        let told = match known {
+            None if !others.is_empty() => self.ask(port, generation, others)?,
+            known => Some(known.unwrap_or_default()),
+        };
+        let Some(mut told) = told.map(Vec::into_iter) else { return Ok(None) };
         Ok(Some(all.into_iter().filter_map(|identity| identity.or_else(|| told.next())).collect()))
     }
 
@@ -120,18 +131,6 @@ impl Identifier {
         generation: Generation,
         files: Vec<(usize, Deferred<OwnedFd>)>,
     ) -> io::Result<Option<Vec<Identity>>> {
-        if let Some((of, told)) = self.asked.remove(port)
-            && of == generation
-        {
-            match told.try_recv() {
-                Ok(told) => return told.map(Some),
-                Err(TryRecvError::Empty) => {
-                    self.asked.insert(port.to_owned(), (generation, told));
-                    return Ok(None);
-                }
-                Err(TryRecvError::Disconnected) => {}
-            }
-        }
         if Arc::strong_count(&self.threads) > MOST_LATE {
             return Ok(None);
         }

@@ -18,12 +18,12 @@ use crate::ports::{self, OpenError, Plug};
 use crate::privileged::{NotKept, tap_exists};
 use crate::snapshot::rules_by_key;
 
-/// What was not done when the configuration file was last read again.
+/// The part of the configuration file that was not carried out when it was last read again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NotReloaded {
-    /// Nothing: it could not be read, or was refused.
+    /// All of it: it could not be read, or was refused.
     File,
-    /// What it has of these ports.
+    /// These ports are not as it has them.
     Ports(Vec<String>),
 }
 
@@ -180,9 +180,10 @@ impl Requests<'_> {
         let reloaded = self.read_again(dry_run);
         let failed = match &reloaded {
             Err(_) => Some(NotReloaded::File),
-            // What the file asks for was not tried.
+            // The file is read, and what it asks for was not tried.
             Ok(_) if dry_run => {
-                self.not_reloaded.take().map(|(_, what)| what).filter(|what| *what != NotReloaded::File)
+                self.not_reloaded.take_if(|(_, what)| *what == NotReloaded::File);
+                return reloaded;
             }
             Ok(reload) => {
                 let failed = reload.steps.iter().filter(|step| step.error.is_some());
