@@ -400,6 +400,13 @@ fn cases() -> Vec<Case> {
             "vm2 is an access port of VLAN 10, and no other port that is up is one: what it sends leaves vm1 with the tag of VLAN 10,",
         ),
         case(
+            "tagged-on-the-way",
+            Notes,
+            ("vm3", None),
+            || Scene::new([&[], &["vlan=10"], &["vlan=10"]]),
+            "vm3 is an access port of VLAN 10, and frames have come from vm1 lately without a tag and none of VLAN 10: what it sends leaves vm1 with the tag of VLAN 10,",
+        ),
+        case(
             "in-all-vlans",
             Notes,
             ("vm1", None),

@@ -2,7 +2,7 @@
 
 use ringferry_control::DropReason;
 use ringferry_control::explain::{Cost, Way};
-use ringferry_control::snapshot::{Negotiated, PortSnapshot};
+use ringferry_control::snapshot::{FdbEntry, Negotiated, PortSnapshot};
 use ringferry_control::trace::{Trace, TraceRequest, TraceStep, TraceVerdict};
 use ringferry_control::why::Effect;
 
@@ -87,34 +87,47 @@ fn untag(known: &Known<'_>, vid: Vid, trunk: &str) -> String {
     format!("`ringferry ctl set {trunk} vlan={vid}`, if what is behind {trunk} knows of no tags{interface}.")
 }
 
-/// Says where an access port's frames get a tag that the other side may not expect: no port but one without rules, which carries all VLANs, is in its VLAN. All
-/// that passes there is delivered and nothing dropped, so no counter tells it.
+/// Says where an access port's frames get a tag that the other side may not expect: a port without rules, which carries all VLANs, is the only other one in its VLAN, or
+/// whoever is behind it has sent frames without a tag and none in that VLAN. All that passes there is delivered and nothing dropped, so no counter tells it.
 fn look_at_tags(known: &Known<'_>, own: &Abilities, others: &[Abilities], findings: &mut Findings) {
     let all = || others.iter().chain([own]);
-    let vlan = |port: &Abilities| (known.rules)(&port.name).vlans.access();
-    let is_plain = |port: &Abilities| {
-        matches!((known.rules)(&port.name).vlans, Vlans::Trunk { allowed: None, native: Some(_) })
-    };
-    let is_alone = |vid: Vid| all().filter(|port| vlan(port) == Some(vid)).count() == 1;
-    let (access, trunk) = match vlan(own) {
-        Some(_) => (Some(own), others.iter().find(|other| is_plain(other))),
-        None => (
-            others.iter().find(|other| vlan(other).is_some_and(is_alone)),
-            Some(own).filter(|own| is_plain(own)),
-        ),
-    };
-    let (Some(access), Some(trunk)) = (access, trunk) else { return };
-    let Some(vid) = vlan(access).filter(|vid| *vid != 0 && is_alone(*vid)) else { return };
+    let vlan = |port: &Abilities| (known.rules)(&port.name).vlans.access().filter(|vid| *vid != 0);
+    let pairs = others.iter().flat_map(|other| [(own, other), (other, own)]);
+    let mut tagged = pairs.filter_map(|(access, trunk)| {
+        let Vlans::Trunk { allowed: None, native: Some(native) } = (known.rules)(&trunk.name).vlans else {
+            return None;
+        };
+        let vid = vlan(access)?;
+        let is_alone = all().filter(|port| vlan(port) == Some(vid)).count() == 1;
+        let why = if is_alone {
+            "no other port that is up is one".to_owned()
+        } else if is_heard(known, trunk, native) && !is_heard(known, trunk, vid) {
+            format!("frames have come from {} lately without a tag and none of VLAN {vid}", trunk.name)
+        } else {
+            return None;
+        };
+        Some((access, trunk, vid, why))
+    });
+    let Some((access, trunk, vid, why)) = tagged.next() else { return };
     findings.add(
         "tagged-on-the-way",
         Effect::Notes,
         70.0,
         format!(
-            "{} is an access port of VLAN {vid}, and no other port that is up is one: what it sends leaves {} with the tag of VLAN {vid}, and what comes from there without a tag does not reach it.",
+            "{} is an access port of VLAN {vid}, and {why}: what it sends leaves {} with the tag of VLAN {vid}, and what comes from there without a tag does not reach it.",
             access.name, trunk.name
         ),
         untag(known, vid, &trunk.name),
     );
+}
+
+/// Returns true if a station behind a port has sent frames in a VLAN, and not so long ago that it was forgotten.
+fn is_heard(known: &Known<'_>, port: &Abilities, vid: Vid) -> bool {
+    // They are in this order.
+    let (entries, place) = (&known.snapshot.fdb.entries, (port.name.as_str(), vid));
+    let of = |entry: &FdbEntry| (entry.port.as_str(), entry.vlan).cmp(&place);
+    let first = entries.partition_point(|entry| of(entry).is_lt());
+    entries[first..].iter().take_while(|entry| of(entry).is_eq()).any(|entry| !entry.fixed)
 }
 
 /// Says that a guest's port carries all VLANs where others have their own: nothing that is dropped tells it.
