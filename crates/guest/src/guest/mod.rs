@@ -79,7 +79,8 @@ const LEEWAY: Duration = Duration::from_secs(1);
 /// How long a session must last to be worth the same again, if nothing passed in it.
 const STEADY: Duration = Duration::from_secs(10);
 
-/// How long one that connected to us may take to say something while others wait, too.
+/// How long one that connected to us may take to say something while others wait, too; and after how long it is said
+/// that a back end is waited for.
 const SILENCE: Duration = Duration::from_secs(1);
 
 /// How long a back end may take to let go of the rings when we end.
@@ -173,6 +174,8 @@ struct Program<'a> {
     backoff: Backoff,
     /// A back end has served us before.
     was_up: bool,
+    /// It was said that this one is waited for.
+    has_waited: bool,
 }
 
 /// What a session is to begin with.
@@ -245,6 +248,7 @@ pub fn run(args: &GuestArgs) -> Result<(), GuestError> {
         aside: Aside::default(),
         backoff: Backoff::new(RETRY),
         was_up: false,
+        has_waited: false,
     };
     let mut last_failure = String::new();
     while let Some(stream) = program.meet(listener.as_ref(), &mut last_failure)? {
@@ -404,8 +408,14 @@ impl Program<'_> {
         rival: Option<&Listener>,
     ) -> Result<Option<T>, SessionError> {
         let quiet = deadline.min(Instant::now() + SILENCE);
-        let mut woken = self.wait(if rival.is_some() { quiet } else { deadline }, Some(&job.done), None)?;
-        if matches!(woken, Woken::Late) && rival.is_some() {
+        let mut woken = self.wait(quiet, Some(&job.done), None)?;
+        if matches!(woken, Woken::Late) {
+            if !std::mem::replace(&mut self.has_waited, true) {
+                tracing::info!(
+                    "the back end at {} has not answered for {SILENCE:?}: it may have another front end, or map much memory",
+                    self.args.socket.display()
+                );
+            }
             woken = self.wait(deadline, Some(&job.done), rival)?;
         }
         match woken {
@@ -527,7 +537,7 @@ impl Program<'_> {
             resumed = bases.is_some(),
             "the link is up"
         );
-        self.was_up = true;
+        (self.was_up, self.has_waited) = (true, false);
         if let Some(ready) = self.ready.take() {
             ready.say();
             let _ = ringferry_sys::systemd::ready();

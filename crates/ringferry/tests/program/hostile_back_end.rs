@@ -314,6 +314,8 @@ fn d4_a_back_end_that_takes_its_time_keeps_nobody_else_waiting() {
         let shown = eventually("it answers on its control socket", || scene.show());
         assert!(!shown.up);
     }
+    // So does a switch whose port has another front end, and a user sees why nothing comes of it.
+    scene.guest.until_logged("it may have another front end");
     scene.ends();
     drop(stream);
 }

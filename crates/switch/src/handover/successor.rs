@@ -96,7 +96,7 @@ pub enum SuccessionError {
     )]
     BrokenOff,
     /// The system has no descriptors left, or what the running switch says makes no sense.
-    #[error("the hand-over has failed, and the running switch goes on: {0}")]
+    #[error("the hand-over has failed: {0}; `ringferry ctl show` says which process runs")]
     Os(io::Error),
 }
 
