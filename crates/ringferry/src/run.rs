@@ -142,7 +142,8 @@ struct Process {
 impl Process {
     fn begin(args: &RunArgs, config: &Config, control: &Path, no_helper: NoHelper) -> Result<Process, Error> {
         // Best effort: a switch with few ports does not need it.
-        let _ = rlimit::raise_open_files(OPEN_FILES);
+        let limit = rlimit::raise_open_files(OPEN_FILES).unwrap_or(0);
+        let _ = rlimit::make_room(io::stderr(), limit.min(OPEN_FILES));
         // The last three would end us if nobody took them: terminals that close and tools that rotate logs send them.
         let signals = Signals::new(&[Signal::TERM, Signal::INT, Signal::HUP, Signal::USR1, Signal::USR2])?;
         // It is connected to now, as the sandbox allows no connections.

@@ -889,6 +889,18 @@ pub(crate) fn limit_descriptors(switch: &Switch<'_>, current: Option<u64>) -> Op
     rustix::process::prlimit(pid, Resource::Nofile, limit).unwrap().current
 }
 
+/// A table that grows while a switch changes hands has all packets wait for the kernel.
+#[test]
+fn a_switch_has_room_for_all_its_descriptors_from_the_start() {
+    let place = Place::new();
+    let switch = place.switch(&["a"]);
+    let limit = limit_descriptors(&switch, rustix::process::getrlimit(Resource::Nofile).maximum);
+    let status = std::fs::read_to_string(format!("/proc/{}/status", switch.process.pid())).unwrap();
+    let size = status.lines().find_map(|line| line.strip_prefix("FDSize:")).unwrap().trim().parse::<u64>();
+    assert!(size.clone().unwrap() >= limit.unwrap_or(u64::MAX).min(65_536), "{size:?} of {limit:?}");
+    switch.stop();
+}
+
 /// The number that the next descriptor of a switch will have. What front ends have passed is closed by another thread, and would leave room: when all threads sleep, it is.
 fn lowest_free_descriptor(switch: &Switch<'_>) -> u64 {
     let used = || -> BTreeSet<u64> {
