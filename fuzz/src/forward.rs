@@ -74,7 +74,7 @@ operations! {
     }
 }
 
-/// Makes a port from a byte of the input: bits 0 and 1 choose its VLANs, bit 2 isolation, bit 3 that it has
+/// Makes a port from a byte of the input: bits 0 and 1 choose its VLANs or quarantine, bit 2 isolation, bit 3 that it has
 /// no pairs (a tap), bit 4 limits, bits 5 to 7 its offloads.
 fn port(number: u8, byte: u8) -> (HeapPort, Offloads) {
     let vlans = match byte & 3 {
@@ -87,6 +87,8 @@ fn port(number: u8, byte: u8) -> (HeapPort, Offloads) {
     let rules = Rules {
         vlans,
         isolated: byte & 4 != 0,
+        // With the first port; for that itself nothing passes.
+        quarantine: (byte & 3 == 1).then(|| "heap0".to_owned()),
         rate_in: if byte & 16 != 0 { limits } else { Limits::default() },
         max_macs: (byte & 16 != 0).then_some(1),
         ..Rules::default()

@@ -131,6 +131,9 @@ drop_reasons! {
     /// Sender and receiver are both isolated ports.
     Isolated = "isolated" at Receiver,
         "That is what the rule is for; take `isolated` away from one of them if they should talk.",
+    /// Sender or receiver is in `quarantine`, and the other one is not the port that it is left with; or that port is not there.
+    Quarantine = "quarantine" at Either,
+        "That is what the rule is for; `ringferry ctl release PORT` ends it. If the port that it is left with is not there, see which ports there are with `ringferry ctl show`.",
     /// The frame's source address is not one of `allowed_macs` or `allowed_ips` of the port, or it is of a kind that a port with these rules may not send: router advertisements, redirects, IP and ARP in SNAP, headers that are cut off, contradict each other or lie too deep to be checked.
     Spoofed = "spoofed" at Sender,
         "`ringferry capture PORT --drops`, into `tcpdump -enr -`, shows which. If it is a source address of the guest's, add it: guests that run containers or VMs of their own send from \

@@ -28,6 +28,9 @@ pub struct Rules {
     /// If true, the port exchanges no frames with other isolated ports (as `bridge link set dev … isolated
     /// on`).
     pub isolated: bool,
+    /// The name of the only port that this one exchanges frames with. All that this one sends goes there, whatever it is for, and nobody else gets it. While there is
+    /// no such port, nothing passes.
+    pub quarantine: Option<String>,
     /// If true, frames that it sends to [reserved addresses](Mac::is_reserved), or from an address that is no
     /// [station](Mac::is_station), are forwarded, not dropped.
     pub forward_reserved: bool,
@@ -58,6 +61,7 @@ impl Default for Rules {
         Self {
             vlans: Vlans::default(),
             isolated: false,
+            quarantine: None,
             forward_reserved: false,
             max_macs: None,
             static_macs: Vec::new(),

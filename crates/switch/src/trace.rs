@@ -363,13 +363,23 @@ impl Words<'_> {
                     "It is for a protocol between neighbours, which no switch forwards (reserved=forward).";
                 self.drop(name, "destination", DropReason::Reserved, 1, text);
             }
+            Some(DropReason::Quarantine) => {
+                let text =
+                    format!("{name} is in quarantine, and the port that it is left with is not there.");
+                self.drop(name, "destination", DropReason::Quarantine, 1, text);
+            }
             Some(DropReason::Storm) => {
                 let text = format!("It is for everybody, and storm of {name} has no tokens now.");
                 self.drop(name, "storm", DropReason::Storm, 1, text);
             }
             _ => {
                 let all = entry.outputs.len();
+                let is_cut_off = (self.known.rules)(name).quarantine.is_some();
                 let text = match (entry.target, entry.outputs.first()) {
+                    (Some(Target::Port), Some(port)) if is_cut_off => {
+                        let only = self.known.name(*port);
+                        format!("{name} is in quarantine: all that it sends goes to {only}.")
+                    }
                     (_, None) => format!("It would be flooded in VLAN {vid}."),
                     (Some(Target::Port), Some(port)) => {
                         format!("Its destination is known behind {} in VLAN {vid}.", self.known.name(*port))
@@ -425,6 +435,7 @@ impl Words<'_> {
         for (reason, names) in apart {
             let why = match reason {
                 DropReason::Isolated => "isolated, as the sender is".to_owned(),
+                DropReason::Quarantine => "in quarantine".to_owned(),
                 DropReason::Vlan => format!("not in VLAN {}", tagged.vid),
                 other => other.name().to_owned(),
             };
@@ -443,6 +454,7 @@ impl Words<'_> {
     fn apart(&self, name: &str, reason: DropReason, vid: Vid) -> String {
         match reason {
             DropReason::Isolated => format!("{name} is isolated, as the sender is."),
+            DropReason::Quarantine => format!("{name} is in quarantine, without the sender."),
             DropReason::Vlan => {
                 format!(
                     "{name} is {}, and the frame is in {}.",

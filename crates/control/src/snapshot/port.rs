@@ -23,7 +23,7 @@ pub struct PortSnapshot {
     pub negotiated: Negotiated,
     /// Whether it carries packets, and if not, why.
     pub state: PortState,
-    /// Why no peer is served, or no further one: what a peer did for which the port is in quarantine, or that its socket was removed.
+    /// Why no peer is served, or no further one: what a peer did for which the port is out of service, or that its socket was removed.
     pub fault: Option<String>,
     /// The peer of the port: socket path, tap name or inherited descriptor.
     pub peer: String,
@@ -192,7 +192,7 @@ struct Json {
     kind: String,
     /// Whether it carries packets, and if not, why.
     state: PortState,
-    /// Why no peer is served, or no further one: what a peer did for which the port is in quarantine, or that its socket was removed.
+    /// Why no peer is served, or no further one: what a peer did for which the port is out of service, or that its socket was removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     fault: Option<String>,
     /// The peer of the port: socket path, tap name or inherited descriptor.

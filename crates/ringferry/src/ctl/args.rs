@@ -29,6 +29,8 @@ Examples:
   ringferry ctl reload --dry-run                                 what would change if the file were read again
   ringferry ctl mirror add vm0 probe                             copies of what vm0 sends and receives, for the port probe
   ringferry ctl link vm0 down                                    no packet passes vm0
+  ringferry ctl quarantine vm0 probe                             vm0 reaches probe alone, which gets all that it sends
+  ringferry ctl release vm0                                      and that is over
   ringferry ctl fdb flush --port vm0                             forget the addresses learned behind vm0
   ringferry ctl assign vm1 0 1                                   pair 0 of vm1 is served by worker 1 from now on
   ringferry ctl dump > ringferry.toml                            what is in force, as a file";
@@ -344,6 +346,32 @@ pub enum CtlCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Cuts a port off from all others but one, which gets all that it sends, whatever that is for, and alone reaches it. Its link stays up, and its guest notices
+    /// nothing but that nobody answers. The same as `set PORT quarantine=WITH`: it is kept in the configuration file.
+    Quarantine {
+        /// The port.
+        port: String,
+        /// The port that it is left with, such as a tap where somebody looks at what it sends.
+        #[arg(value_name = "PEER")]
+        with: String,
+        /// Leave the configuration file as it is: the next start does not know of it.
+        #[arg(long)]
+        runtime: bool,
+        /// The answer as JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Ends the quarantine of a port, now and in the configuration file.
+    Release {
+        /// The port.
+        port: String,
+        /// Leave the configuration file as it is: the next start does not know of it.
+        #[arg(long)]
+        runtime: bool,
+        /// The answer as JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// Takes settings of a port back, now and in the configuration file. Keys that say more of another go with it, such as native with
     /// trunk or a burst with its rate; one that needs another (allowed_ips needs allowed_macs) is to be named, too. `ringferry ctl set --help` lists the keys.
     Unset {
@@ -612,6 +640,8 @@ impl CtlCommand {
             | CtlCommand::Reload { json, .. }
             | CtlCommand::Rules { json, .. }
             | CtlCommand::Set { json, .. }
+            | CtlCommand::Quarantine { json, .. }
+            | CtlCommand::Release { json, .. }
             | CtlCommand::Unset { json, .. } => *json,
         }
     }

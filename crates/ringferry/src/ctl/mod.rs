@@ -22,6 +22,9 @@ mod args;
 pub use args::CtlArgs;
 use args::*;
 
+/// The key of the rule that `ctl quarantine` sets.
+const QUARANTINE: &str = "quarantine";
+
 /// The switch that is asked.
 struct Switch {
     control: PathBuf,
@@ -275,6 +278,12 @@ fn ask(switch: &Switch, command: &CtlCommand) -> Result<String, CtlError> {
         CtlCommand::Reload { dry_run, json } => (Request::Reload { dry_run }, json),
         CtlCommand::Rules { port, json } => (Request::Rules { port }, json),
         CtlCommand::Set { port, settings, runtime, json } => (Request::Set { port, settings, runtime }, json),
+        CtlCommand::Quarantine { port, with, runtime, json } => {
+            (Request::Set { port, settings: vec![format!("{QUARANTINE}={with}")], runtime }, json)
+        }
+        CtlCommand::Release { port, runtime, json } => {
+            (Request::Unset { port, keys: vec![QUARANTINE.to_owned()], runtime }, json)
+        }
         CtlCommand::Unset { port, keys, runtime, json } => (Request::Unset { port, keys, runtime }, json),
     };
     let answer = switch.call(&request)?;

@@ -114,6 +114,75 @@ fn changed_rules_are_in_force_at_once_and_after_a_restart() {
     switch.stop();
 }
 
+/// What a guest in quarantine sends goes to the port that it is left with, whoever it is for, over a restart, too; and the guest hears that port alone.
+#[test]
+fn a_guest_in_quarantine_reaches_one_port_alone_until_it_is_released() {
+    let place = Place::new();
+    let path = write_file(&place);
+    let (socket, kept) = (place.socket("c"), format!("kept: in {}\n", path.display()));
+    std::fs::write(&path, text(&path).replace("vlan = 10", "max_macs = 9")).unwrap();
+    let start = || {
+        let switch = place.start(&mut run_file(&path), Vec::new());
+        let plug = |name, number| Guest::plug(switch.connect(name), number, Options::default());
+        let guests = [plug("a", 1), plug("b", 2)];
+        (switch, guests)
+    };
+    let (switch, [mut a, mut b]) = start();
+    place.ctl(&["add", &format!("vhost-user:{}", socket.display())]);
+    let mut c = Guest::plug(switch.connect("c"), 3, Options::default());
+    acquaint(&mut [&mut a, &mut b, &mut c]);
+
+    let answer = place.ctl(&["quarantine", "a", "c"]);
+    assert_eq!(answer, format!("rules of a:\n  quarantine=c\n{kept}"));
+    let cut_off = |switch: &Switch<'_>, a: &mut Guest, b: &mut Guest, c: &mut Guest, first: u32| {
+        let dropped = switch.port("a").drops["quarantine"];
+        a.send(&frame(b.mac, a.mac, 64, first));
+        a.send(&frame(Mac::BROADCAST, a.mac, 64, first + 1));
+        b.send(&frame(a.mac, b.mac, 64, first + 2));
+        c.send(&frame(a.mac, c.mac, 64, first + 3));
+        assert_eq!(a.receive_plain(), frame(a.mac, c.mac, 64, first + 3));
+        assert_eq!(c.receive_plain(), frame(b.mac, a.mac, 64, first));
+        assert_eq!(c.receive_plain(), frame(Mac::BROADCAST, a.mac, 64, first + 1));
+        assert_eq!(switch.port("a").drops["quarantine"], dropped + 1);
+        // Nothing of that has reached the other one.
+        converse(b, c, first + 10, 5);
+    };
+    cut_off(&switch, &mut a, &mut b, &mut c, 100);
+    let why = place.ctl(&["why", "a"]);
+    assert!(why.contains("a is in quarantine: it exchanges frames with c alone"), "{why}");
+    let trace = place.ctl(&["trace", "a", "b"]);
+    assert!(trace.contains("a is in quarantine: all that it sends goes to c."), "{trace}");
+    switch.stop();
+    drop((a, b, c));
+
+    let (switch, [mut a, mut b]) = start();
+    let mut c = Guest::plug(switch.connect("c"), 3, Options::default());
+    acquaint(&mut [&mut b, &mut c]);
+    // It has heard the one of the two that it may.
+    assert_eq!(a.receive_plain()[..12], [Mac::BROADCAST.0, c.mac.0].concat());
+    // The port that it is left with hears it, and so the switch knows where both are.
+    a.send(&frame(c.mac, a.mac, 64, 1));
+    assert_eq!(c.receive_plain(), frame(c.mac, a.mac, 64, 1));
+    cut_off(&switch, &mut a, &mut b, &mut c, 200);
+
+    // Nobody is left.
+    place.ctl(&["remove", "c"]);
+    let why = place.ctl(&["why", "a"]);
+    assert!(why.contains("a is in quarantine: nothing passes, as there is no c"), "{why}");
+    let dropped = switch.port("a").drops["quarantine"];
+    a.send(&frame(b.mac, a.mac, 64, 2));
+    switch.until("a", "nothing passes", |port| port.drops["quarantine"] == dropped + 1);
+
+    assert_eq!(place.ctl(&["release", "a"]), format!("a has no rules\n{kept}"));
+    converse(&mut a, &mut b, 300, 5);
+    let answer = place.ctl(&["quarantine", "a", "nobody", "--runtime"]);
+    assert!(
+        answer.contains("it is in quarantine with nobody, and there is no such port: nothing passes"),
+        "{answer}"
+    );
+    switch.stop();
+}
+
 #[test]
 fn edits_that_cannot_be_had_change_nothing() {
     let place = Place::new();

@@ -49,6 +49,18 @@ impl Config {
                 other.name
             ));
         }
+        if let Some(only) = &rules.quarantine {
+            // The ports of a Xen host are named after their guests.
+            let is_there =
+                |other: &PortConfig| other.name == *only || matches!(other.kind, PortKind::XenVif(_));
+            if *only == port.name {
+                odd.push("it is in quarantine with itself: nothing passes".to_owned());
+            } else if !self.ports.iter().any(is_there) {
+                odd.push(format!(
+                    "it is in quarantine with {only}, and there is no such port: nothing passes"
+                ));
+            }
+        }
         if let Some(without) = port.without_worker(workers) {
             odd.push(format!("{without}: another worker has its place"));
         }

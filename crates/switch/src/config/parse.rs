@@ -418,7 +418,7 @@ fn default_name(kind: &PortKind, fields: &mut Fields<'_>) -> Option<String> {
     }
 }
 
-fn check_port_name(name: &str) -> Result<(), String> {
+pub(super) fn check_port_name(name: &str) -> Result<(), String> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:@".contains(&byte);
     if name.is_empty() || name.len() > MAX_PORT_NAME || !name.bytes().all(allowed) {
         return Err(format!("{name:?} is not a port name: 1 to {MAX_PORT_NAME} letters, digits and -_.:@"));

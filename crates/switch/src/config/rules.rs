@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use ringferry_packet::ether::Mac;
 use toml::Value as Toml;
 
-use super::parse::{Value, parse_mac};
+use super::parse::{Value, check_port_name, parse_mac};
 use super::values::{Described, List, Or, Quantity, Shape, Unit, digits, one_number};
 use super::*;
 use crate::rules::{Guard, Limits, MAX_VID, MAX_WEIGHT, Network, Rate, Rules, Vid, Vlans};
@@ -39,6 +39,13 @@ keys! {
             is: Boolean,
             default: Unset::Value("false"),
             example: "true",
+        }
+        /// Puts the port into quarantine: it exchanges frames with the port of this name alone, which gets all that it
+        /// sends, whatever that is for.
+        quarantine: String {
+            is: PORT_NAME,
+            default: Unset::Means("none"),
+            example: "rf1",
         }
         /// Says whether frames to the reserved addresses of IEEE 802.1Q (01:80:c2:00:00:00 to 0f), MAC control frames (PAUSE)
         /// to any address, and frames from a group address or from all zeros are dropped or forwarded.
@@ -238,6 +245,14 @@ const BIT_RATE: Quantity = Quantity { placeholder: "RATE", range: BITS, units: &
 const PACKET_RATE: Quantity = Quantity { placeholder: "RATE", range: PACKETS, units: &PACKET_RATES };
 const SIZE: Quantity = Quantity { placeholder: "SIZE", range: BURST_BYTES, units: &SIZES };
 
+/// The name of a port, which need not be there.
+const PORT_NAME: Text<String> = Text {
+    placeholder: "PORT",
+    what: "the name of a port",
+    read: |name| check_port_name(name).map(|()| name.to_owned()),
+    write: String::to_owned,
+};
+
 /// A static address: `MAC`, in the VLAN of frames without a tag, or `MAC@VLAN`.
 const STATION: Text<(Mac, Option<Vid>)> = Text {
     placeholder: "MAC[@VLAN]",
@@ -343,6 +358,7 @@ impl RulesKeys {
             trunk,
             native,
             isolated,
+            quarantine,
             reserved,
             max_macs,
             static_macs,
@@ -384,6 +400,7 @@ impl RulesKeys {
         Rules {
             vlans,
             isolated: isolated.unwrap_or(false),
+            quarantine,
             forward_reserved: reserved.unwrap_or(false),
             max_macs,
             static_macs,
@@ -406,6 +423,7 @@ impl RulesKeys {
         let Rules {
             vlans,
             isolated,
+            quarantine,
             forward_reserved,
             max_macs,
             static_macs,
@@ -438,6 +456,7 @@ impl RulesKeys {
             trunk,
             native,
             isolated: isolated.then_some(true),
+            quarantine: quarantine.clone(),
             reserved: forward_reserved.then_some(true),
             max_macs: *max_macs,
             static_macs: Some(static_macs).filter(|macs| !macs.is_empty()),

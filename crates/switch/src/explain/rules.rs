@@ -29,6 +29,13 @@ pub(super) fn explain(way: &mut Way, from: Ruled<'_>, to: Ruled<'_>) -> bool {
         way.notes.push(format!("{NOTHING_PASSES} {} and {} are both isolated", from.name, to.name));
         way.hints.push(format!("`ringferry ctl unset {} isolated`, if they are to talk", from.name));
     }
+    for (port, other) in [(from, to), (to, from)] {
+        if let Some(only) = port.rules.quarantine.as_ref().filter(|only| *only != other.name) {
+            passes = false;
+            way.notes.push(format!("{NOTHING_PASSES} {} is in quarantine, with {only} alone", port.name));
+            way.hints.push(format!("`ringferry ctl release {}`, if that is over", port.name));
+        }
+    }
     passes &= explain_vlans(way, from, to);
     if let Some(guard) = &from.rules.guard
         && guard.macs.is_empty()
@@ -184,6 +191,9 @@ mod tests {
             apart(&["vlan=10"], &["trunk=20-29,31,32", "native=5"]),
             "nothing passes: a is in VLAN 10 and b is in VLANs 5, 20-29, 31-32"
         );
+        assert_eq!(apart(&["quarantine=probe"], &[]), "nothing passes: a is in quarantine, with probe alone");
+        assert_eq!(apart(&[], &["quarantine=probe"]), "nothing passes: b is in quarantine, with probe alone");
+        assert_eq!(said(&["quarantine=b"], &[]), (true, vec![]));
         assert_eq!(apart(&["vlan=10"], &["vlan=11"]), "nothing passes: a is in VLAN 10 and b is in VLAN 11");
         assert!(apart(&["allowed_macs=none"], &[]).contains("from no address"));
     }

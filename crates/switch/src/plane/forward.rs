@@ -35,7 +35,7 @@ use crate::plane::offload::gro::Coalescer;
 use crate::plane::policy::shaper::Delayed;
 use crate::plane::policy::vlan::{EVERYWHERE, Egress, Retag, Tagged};
 use crate::plane::policy::{PortPolicy, Refusal};
-use crate::plane::port::{Port, TxContext};
+use crate::plane::port::{Peers, Port, TxContext};
 use crate::plane::queues::{FrameCost, Queues};
 use crate::plane::worker::holes::{HoleAudit, Touch};
 use crate::rules::Vid;
@@ -53,10 +53,10 @@ enum To {
     Port(PortId),
     /// Out of every port but the one it came from.
     Flood,
+    /// Nowhere, for this reason, which is still to be counted.
+    Refused(DropReason),
     /// Nowhere.
     Nowhere,
-    /// Nowhere: it is for an address of a protocol between neighbours.
-    Reserved,
 }
 
 /// What was decided about one frame.
@@ -286,7 +286,7 @@ impl Forwarder {
         let mut total = 0;
         for (index, frame) in burst.frames().iter().enumerate() {
             let cost = match self.decisions[index].to {
-                To::Nowhere | To::Reserved => 0,
+                To::Nowhere | To::Refused(_) => 0,
                 To::Port(port) => {
                     receiver(port).map_or(0, |(accepts, kind)| cost::of_delivery(burst, frame, accepts, kind))
                 }
@@ -314,7 +314,7 @@ impl Forwarder {
     fn put_off_from(&mut self, index: usize, from: PortId, burst: &Burst<'_>) {
         for (frame, decision) in burst.frames().iter().zip(&mut self.decisions).skip(index) {
             let outputs = match decision.to {
-                To::Nowhere | To::Reserved => continue,
+                To::Nowhere | To::Refused(_) => continue,
                 To::Port(port) => vec![port],
                 To::Flood => self.outputs.iter().copied().filter(|port| *port != from).collect(),
             };
@@ -367,7 +367,7 @@ impl Forwarder {
         let mut same: Option<(u128, Decision)> = None;
         let mut learned: Option<(u16, Mac)> = None;
         let mut found: Option<(u16, Mac, To)> = None;
-        let (mut same_port, mut reserved, mut floods) = (0, 0, 0);
+        let mut floods = 0;
         for (index, frame) in burst.frames().iter().enumerate() {
             let header = frame.ethernet_header();
             if let Some((known, decision)) = same
@@ -423,9 +423,13 @@ impl Forwarder {
                 Some((vid, mac, to)) if (vid, mac) == (tagged.vid, dst) => to,
                 _ => {
                     let whereabouts = || effects.lookup(fdb, hash(fdb, index, 0, tagged.vid, dst), now);
-                    let to = match destination(whereabouts, dst, from.port) {
-                        To::Flood if dst.is_reserved() && !reserved_pass => To::Reserved,
-                        to => to,
+                    let to = match (destination(whereabouts, dst, from.port), port.peers) {
+                        (To::Flood, _) if dst.is_reserved() && !reserved_pass => {
+                            To::Refused(DropReason::Reserved)
+                        }
+                        (to, Peers::All) => to,
+                        (_, Peers::Only(peer)) => To::Port(peer),
+                        (_, Peers::None) => To::Refused(DropReason::Quarantine),
                     };
                     if let To::Port(port) = to
                         && !outputs.contains(&port)
@@ -443,13 +447,10 @@ impl Forwarder {
                         same = Some((header, decision));
                     }
                 }
-                To::Nowhere => {
-                    same_port += 1;
-                    effects.refuse(port, DropReason::SamePort, (burst, frame), from.queue, now);
-                }
-                To::Reserved => {
-                    reserved += 1;
-                    effects.refuse(port, DropReason::Reserved, (burst, frame), from.queue, now);
+                To::Nowhere => {}
+                To::Refused(reason) => {
+                    effects.count(port, reason, 1);
+                    effects.refuse(port, reason, (burst, frame), from.queue, now);
                 }
                 To::Flood if policy.is_none_or(|policy| effects.may_flood(policy, frame, now)) => {
                     floods += 1;
@@ -462,12 +463,6 @@ impl Forwarder {
                 }
             }
             decisions.push(decision);
-        }
-        if same_port > 0 {
-            effects.count(port, DropReason::SamePort, same_port);
-        }
-        if reserved > 0 {
-            effects.count(port, DropReason::Reserved, reserved);
         }
         if floods > 0 {
             *flooded = true;
@@ -600,7 +595,7 @@ fn destination(whereabouts: impl FnOnce() -> Option<PortId>, dst: Mac, from: Por
         return To::Flood;
     }
     match whereabouts() {
-        Some(port) if port == from => To::Nowhere,
+        Some(port) if port == from => To::Refused(DropReason::SamePort),
         Some(port) => To::Port(port),
         None => To::Flood,
     }
@@ -612,6 +607,8 @@ fn closed_to<P: Queues>(port: &Port<P>, sender: Sender) -> Option<DropReason> {
     let policy = port.policy.as_deref()?;
     if policy.is_retired() {
         Some(DropReason::LinkDown)
+    } else if !port.peers.include(sender.port) {
+        Some(DropReason::Quarantine)
     } else {
         (sender.isolated && policy.isolated()).then_some(DropReason::Isolated)
     }

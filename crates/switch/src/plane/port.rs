@@ -87,6 +87,30 @@ pub(super) enum Shaping {
     NoRoom,
 }
 
+/// The ports that a port exchanges frames with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Peers {
+    /// All that other rules allow.
+    #[default]
+    All,
+    /// This one, which gets all that the port sends: the port is in quarantine.
+    Only(PortId),
+    /// None: it is in quarantine, and the port that it is left with is not there.
+    None,
+}
+
+impl Peers {
+    /// Returns true if frames from a port are for the one that this is of.
+    #[inline]
+    pub(crate) fn include(self, port: PortId) -> bool {
+        match self {
+            Peers::All => true,
+            Peers::Only(only) => only == port,
+            Peers::None => false,
+        }
+    }
+}
+
 /// A port, its queues that this worker serves, and its policy.
 pub(crate) struct Port<P> {
     pub(crate) handle: PortHandle,
@@ -94,6 +118,8 @@ pub(crate) struct Port<P> {
     receiver: Receiver,
     /// The policy compiled from its rules, if it has any.
     pub(crate) policy: Option<Arc<PortPolicy>>,
+    /// Whom it exchanges frames with, by its policy.
+    pub(crate) peers: Peers,
     /// Cost of the largest frame of the port's last burst, if it has a `rate_in`.
     pub(crate) usual: WireCost,
     /// The queue of frames that wait for tokens of its `rate_out`.
@@ -141,6 +167,7 @@ impl<P: Queues> Port<P> {
             queues,
             receiver,
             policy,
+            peers: Peers::default(),
             usual: UNKNOWN,
             shaper: Shaper::default(),
             direct: None,

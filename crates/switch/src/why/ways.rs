@@ -10,6 +10,9 @@ use super::{Findings, Known};
 use crate::explain::{self, Abilities, Plug};
 use crate::rules::{Rules, Vid, Vlans};
 
+/// The port, or one of two, is in quarantine.
+const IN_QUARANTINE: &str = "in-quarantine";
+
 /// Most ports that a sentence names.
 const NAMED: usize = 4;
 
@@ -47,6 +50,26 @@ pub(super) fn look_at_all(known: &Known<'_>, port: &PortSnapshot, findings: &mut
 
 /// Says which ports rules keep apart from this one. What is sent there is dropped at the other port, or not even flooded to it, so nothing that is counted at this one tells it.
 fn look_at_rules(known: &Known<'_>, own: &Abilities, others: &[Abilities], findings: &mut Findings) {
+    if let Some(only) = (known.rules)(&own.name).quarantine {
+        let (effect, rest) = match known.snapshot.ports.iter().any(|port| port.name == only) {
+            true => (
+                Effect::Notes,
+                format!("it exchanges frames with {only} alone, which gets all that it sends."),
+            ),
+            false => {
+                (Effect::Stops, format!("nothing passes, as there is no {only}, which it is left with."))
+            }
+        };
+        let text = format!("{} is in quarantine: {rest}", own.name);
+        findings.add(
+            IN_QUARANTINE,
+            effect,
+            100.0,
+            text,
+            format!("`ringferry ctl release {}`, if that is over.", own.name),
+        );
+        return;
+    }
     let apart: Vec<_> =
         others.iter().filter(|other| are_apart(known, own, other)).map(|other| other.name.as_str()).collect();
     let Some(first) = apart.first() else { return };
@@ -169,7 +192,9 @@ pub(super) fn look(
         for note in way.notes.iter().filter(|note| note.starts_with(explain::NOTHING_PASSES)) {
             let text = note[explain::NOTHING_PASSES.len()..].trim_start();
             if !std::mem::replace(&mut is_apart, true) {
+                let is_cut_off = own.quarantine.is_some() || theirs.quarantine.is_some();
                 let rule = if own.isolated && theirs.isolated { "isolated" } else { "no-common-vlan" };
+                let rule = if is_cut_off { IN_QUARANTINE } else { rule };
                 let situation = if text.ends_with("(allowed_macs)") { "no-address-allowed" } else { rule };
                 let text = format!("Nothing passes from {} to {}: {text}.", way.from, way.to);
                 findings.add(situation, Effect::Stops, 100.0, text, way.hints.join("; "));
@@ -275,8 +300,8 @@ fn look_at_frames(
 /// Returns the reason for which a rule keeps a frame from a port, and what was said of it.
 fn refusal(trace: &Trace, to: &str) -> Option<(DropReason, String)> {
     let is_rule = |reason: &DropReason| {
-        use DropReason::{Isolated, MacLimit, Reserved, Spoofed, Storm, Vlan};
-        matches!(reason, Vlan | Isolated | Spoofed | MacLimit | Reserved | Storm)
+        use DropReason::{Isolated, MacLimit, Quarantine, Reserved, Spoofed, Storm, Vlan};
+        matches!(reason, Vlan | Isolated | Quarantine | Spoofed | MacLimit | Reserved | Storm)
     };
     let of = |step: &TraceStep| step.reason.as_deref().and_then(DropReason::from_name);
     trace.steps.iter().find_map(|step| {

@@ -45,6 +45,7 @@ fn every_rule_is_read_the_same_from_a_file_and_a_flag() {
     let wanted = Rules {
         vlans: Vlans::Access(10),
         isolated: true,
+        quarantine: Some("rf1".to_owned()),
         forward_reserved: true,
         max_macs: Some(8),
         static_macs: vec![(mac(1), 10), (mac(2), 10)],
@@ -60,6 +61,7 @@ fn every_rule_is_read_the_same_from_a_file_and_a_flag() {
     let file = r#"
 vlan = 10
 isolated = true
+quarantine = "rf1"
 reserved = "forward"
 max_macs = 8
 static_macs = ["52:54:00:00:00:01", "52:54:00:00:00:02@10"]
@@ -77,7 +79,7 @@ rate_out_packets = "2.5mpps"
 rate_out_packets_burst = 600
 weight = 4"#;
     assert_eq!(rules(file).unwrap(), wanted);
-    let keys = "vlan=10,isolated=yes,reserved=forward,max_macs=8,static_macs=52:54:00:00:00:01,52:54:00:00:00:02@10,\
+    let keys = "vlan=10,isolated=yes,quarantine=rf1,reserved=forward,max_macs=8,static_macs=52:54:00:00:00:01,52:54:00:00:00:02@10,\
                 allowed_macs=52:54:00:00:00:01,allowed_ips=10.0.0.2,10.1.0.0/16,fd00::/64,storm=1kpps,storm_burst=2000,\
                 rate_in=1gbit,rate_in_burst=1mib,rate_in_packets=100kpps,rate_in_packets_burst=500,rate_out=2.5gbit,\
                 rate_out_burst=1mb,rate_out_packets=2.5mpps,rate_out_packets_burst=600,weight=4";
@@ -470,10 +472,11 @@ fn any_rules() -> impl Strategy<Value = Rules> {
     let guard = option::of((btree_set(a_mac(), 0..5), option::of(networks)));
     let guard =
         guard.prop_map(|guard| guard.map(|(macs, ips)| Guard { macs: macs.into_iter().collect(), ips }));
-    let plain = (vlans(), any::<[bool; 2]>(), option::of(0..=1u32 << 20), statics);
+    let apart = (any::<bool>(), option::of("[a-zA-Z0-9_.:@-]{1,20}"), any::<bool>());
+    let plain = (vlans(), apart, option::of(0..=1u32 << 20), statics);
     (plain, guard, a_rate(Of::Flooded), limits(), limits(), 1..=MAX_WEIGHT).prop_map(
         |(
-            (vlans, [isolated, forward_reserved], max_macs, statics),
+            (vlans, (isolated, quarantine, forward_reserved), max_macs, statics),
             guard,
             storm,
             rate_in,
@@ -489,6 +492,7 @@ fn any_rules() -> impl Strategy<Value = Rules> {
             Rules {
                 vlans,
                 isolated,
+                quarantine,
                 forward_reserved,
                 max_macs,
                 static_macs,

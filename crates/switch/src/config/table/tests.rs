@@ -76,7 +76,7 @@ fn text(placeholder: &str) -> BoxedStrategy<String> {
     match placeholder {
         // Some paths have characters that a port's name may not have.
         "PATH" => "/[a-z]{1,5}/[a-zA-Z0-9 _-]{1,9}(\\.sock)?".boxed(),
-        "NAME" => "[a-z][a-z0-9._@-]{0,10}".boxed(),
+        "NAME" | "PORT" => "[a-z][a-z0-9._@-]{0,10}".boxed(),
         "IP/BITS" => "10\\.[0-9]\\.[1-9][0-9]\\.[0-9]/(8|24|32)|fd00::[1-9a-f]{1,4}/(64|128)".boxed(),
         "ACCOUNT" => "[a-z][a-z0-9_-]{0,10}|[0-9]{1,5}".boxed(),
         "MODE" => "0?[0-7]{3}".boxed(),

@@ -311,7 +311,7 @@ impl Forwarder {
                 To::Port(_) => Some(Target::Port),
                 To::Flood if is_group => Some(Target::Group),
                 To::Flood => Some(Target::Unknown),
-                To::Nowhere | To::Reserved => None,
+                To::Nowhere | To::Refused(_) => None,
             });
             (entry.dropped, entry.outputs) = (dropped, forwarder.outputs);
         }

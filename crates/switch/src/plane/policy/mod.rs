@@ -42,6 +42,7 @@ pub(crate) struct PortPolicy {
     retired: bool,
     membership: Membership,
     isolated: bool,
+    quarantine: Option<String>,
     forwards_reserved: bool,
     guard: Option<SourceGuard>,
     storm: Option<Arc<TokenBucket>>,
@@ -74,9 +75,11 @@ impl PortPolicy {
     }
 
     fn compile(rules: &Rules, before: Option<&PortPolicy>, retired: bool) -> Option<Self> {
-        let Rules { vlans, isolated, forward_reserved, guard, storm, rate_in, rate_out, .. } = rules;
+        let Rules { vlans, isolated, quarantine, forward_reserved, guard, storm, rate_in, rate_out, .. } =
+            rules;
         let open = *vlans == Vlans::default()
             && !isolated
+            && quarantine.is_none()
             && !forward_reserved
             && guard.is_none()
             && storm.is_none()
@@ -86,6 +89,7 @@ impl PortPolicy {
             retired,
             membership: Membership::new(vlans),
             isolated: *isolated,
+            quarantine: quarantine.clone(),
             forwards_reserved: *forward_reserved,
             guard: guard.as_ref().map(SourceGuard::new),
             storm: rate_limit::bucket(*storm, before.and_then(|before| before.storm.as_ref())),
@@ -196,6 +200,12 @@ impl PortPolicy {
         self.isolated
     }
 
+    /// Returns the name of the only port that the port exchanges frames with, if it is cut off from all others.
+    #[inline]
+    pub(crate) fn quarantine(&self) -> Option<&str> {
+        self.quarantine.as_deref()
+    }
+
     /// Returns true if frames to reserved addresses, and from addresses of no station, are forwarded.
     #[inline]
     pub(crate) fn forwards_reserved(&self) -> bool {
@@ -296,6 +306,7 @@ mod tests {
         let some = [
             Rules { vlans: Vlans::Access(0), ..Rules::default() },
             Rules { isolated: true, ..Rules::default() },
+            Rules { quarantine: Some("a".to_owned()), ..Rules::default() },
             Rules { forward_reserved: true, ..Rules::default() },
             Rules { guard: Some(rules::Guard::default()), ..Rules::default() },
             Rules { storm: once(1), ..Rules::default() },

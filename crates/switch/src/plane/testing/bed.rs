@@ -141,7 +141,8 @@ impl Bed {
         self.owners.add(id, &steering, &owners, queues, self.workers.len());
         self.set_rules(id, &port.rules);
         for worker in 0..self.workers.len() {
-            let handle = PortHandle { id, name: "heap".into(), counters: totals.of(worker) };
+            let name = format!("heap{}", id.0).into();
+            let handle = PortHandle { id, name, counters: totals.of(worker) };
             let queues = HeapQueues::new(handle.clone(), Arc::clone(&wire), shared.clone());
             for command in (NewPort { handle, queues, steering: steering.clone() }).commands() {
                 self.execute(worker, command);

@@ -22,7 +22,7 @@ use crate::plane::handoff::selector::TxQueueSelector;
 use crate::plane::now::Now;
 use crate::plane::policy::PortPolicy;
 use crate::plane::policy::shaper::Delayed;
-use crate::plane::port::Port;
+use crate::plane::port::{Peers, Port};
 use crate::plane::queues::{Queues, Source, Watch};
 
 /// The debt up to which a port's queues are emptied when they are disabled or stopped, in the unit of [`cost`](crate::plane::cost): how long everybody else
@@ -210,6 +210,26 @@ impl<P: Queues> Worker<P> {
         }
         let policy = self.policies.get(at).cloned().flatten();
         self.ports[at] = Some(Port::new(handle, queues, steering, policy));
+        self.find_peers();
+    }
+
+    /// Looks for the ports that those in quarantine are left with: rules have their names, and ports come and go.
+    fn find_peers(&mut self) {
+        let named = |own: PortId, name: &str| {
+            let is_it = |port: &&Port<P>| &*port.handle.name == name && port.handle.id != own;
+            self.ports.iter().flatten().find(is_it).map_or(Peers::None, |port| Peers::Only(port.handle.id))
+        };
+        let peers = self.ports.iter().map(|port| {
+            let quarantine =
+                |port: &Port<P>| Some(named(port.handle.id, port.policy.as_deref()?.quarantine()?));
+            port.as_ref().and_then(quarantine).unwrap_or_default()
+        });
+        let peers: Vec<_> = peers.collect();
+        for (port, peers) in self.ports.iter_mut().zip(peers) {
+            if let Some(port) = port {
+                port.peers = peers;
+            }
+        }
     }
 
     fn remove_port(&mut self, id: PortId) {
@@ -248,6 +268,7 @@ impl<P: Queues> Worker<P> {
             }
         }
         self.rules_changed(id);
+        self.find_peers();
         if self.policies.len() <= at {
             self.policies.resize_with(at + 1, || None);
         }

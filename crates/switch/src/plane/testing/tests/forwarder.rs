@@ -57,20 +57,24 @@ fn vlans() -> impl Strategy<Value = Vlans> {
 pub(super) fn rules() -> impl Strategy<Value = Rules> {
     let guard = btree_set(0..MACS, 0..4);
     let statics = vec((0..MACS, vid()), 0..2);
-    (vlans(), any::<[bool; 2]>(), option::weighted(0.3, 0..4u32), statics, option::weighted(0.2, guard))
-        .prop_map(|(vlans, [isolated, forward_reserved], max_macs, statics, guard)| {
+    let limits = (option::weighted(0.3, 0..4u32), statics, option::weighted(0.2, guard));
+    let apart = (any::<bool>(), option::weighted(0.15, 0..5u8));
+    (vlans(), any::<bool>(), apart, limits).prop_map(
+        |(vlans, forward_reserved, (isolated, only), (max_macs, statics, guard))| {
             let macs =
                 |numbers: BTreeSet<u8>| numbers.into_iter().map(|number| EtherMac(mac(number))).collect();
             Rules {
                 vlans,
                 isolated,
+                quarantine: only.map(|port| format!("heap{port}")),
                 forward_reserved,
                 max_macs,
                 static_macs: statics.into_iter().map(|(number, vid)| (EtherMac(mac(number)), vid)).collect(),
                 guard: guard.map(|numbers| Guard { macs: macs(numbers), ips: None }),
                 ..Rules::default()
             }
-        })
+        },
+    )
 }
 
 pub(super) fn frame() -> impl Strategy<Value = Frame> {

@@ -156,7 +156,15 @@ impl Reference {
             let found = self.learned.get(&(vid, frame.destination));
             found.filter(|(_, seen)| now - seen <= self.max_age).map(|(port, _)| *port)
         });
-        let known = known.filter(|_| !is_group(frame.destination));
+        let mut known = known.filter(|_| !is_group(frame.destination));
+        if let Some(name) = &sender.quarantine {
+            let is_it = |to: &usize| *to != from && self.ports[*to].is_some() && *name == format!("heap{to}");
+            known = (0..self.ports.len()).find(is_it);
+            if known.is_none() {
+                outcome.dropped.push((from, DropReason::Quarantine));
+                return outcome;
+            }
+        }
         if known == Some(from) {
             outcome.dropped.push((from, DropReason::SamePort));
             return outcome;
@@ -166,7 +174,10 @@ impl Reference {
                 continue;
             }
             let Some(receiver) = &self.ports[to] else { continue };
-            let refused = if sender.isolated && receiver.isolated {
+            let is_cut_off = |name: &String| *name != format!("heap{from}");
+            let refused = if receiver.quarantine.as_ref().is_some_and(is_cut_off) {
+                Err(DropReason::Quarantine)
+            } else if sender.isolated && receiver.isolated {
                 Err(DropReason::Isolated)
             } else {
                 egress(&receiver.vlans, vid).ok_or(DropReason::Vlan)
