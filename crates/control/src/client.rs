@@ -72,7 +72,7 @@ fn nobody(path: &Path) -> String {
     if !path.exists() && listens(path).unwrap_or(false) {
         return format!(
             "a ringferry listens on control socket {path:?}, but somebody has removed its file: nobody can ask it for anything until it gets SIGHUP \
-             (`systemctl reload ringferry`, or `kill -HUP` of its process), which makes the socket anew; packets go on"
+             (`systemctl reload ringferry`, or `kill -HUP` of its process, which `ss -xlp` names), which makes the socket anew; packets go on"
         );
     }
     let hint = another(path);

@@ -76,6 +76,9 @@ pub struct Reload {
     /// Faults of ports that are as the file has them, which no reload mends: the name and the fault of each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub faults: Vec<String>,
+    /// Ports that are in no file, and stay open.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub beside: Vec<String>,
 }
 
 /// The part of a reload that is about one port. Either all of it is done, or the port is as it was.
@@ -120,9 +123,17 @@ impl Reload {
         for fault in &self.faults {
             text += &format!("? {fault}; no reload mends that: `ringferry ctl why` says more\n");
         }
+        for port in &self.beside {
+            text += &format!(
+                "  {port} is not in {}, and stays: it goes with the switch, unless a flag of its start has it\n",
+                self.file
+            );
+        }
         let failed = self.steps.iter().filter(|step| step.error.is_some()).count();
         text + &match (self.steps.len(), self.dry_run) {
-            (0, _) if !self.faults.is_empty() => format!("nothing differs from what {} has\n", self.file),
+            (0, _) if !self.faults.is_empty() || !self.beside.is_empty() => {
+                format!("nothing differs from what {} has\n", self.file)
+            }
             (0, _) => format!("all ports are as {} has them\n", self.file),
             (count, true) => format!("{count} of the ports would change; nothing was done\n"),
             (count, false) => {
@@ -169,6 +180,12 @@ mod tests {
                 .ends_with("`ringferry ctl why` says more\nnothing differs from what rf.toml has\n")
         );
         assert!(reload.to_text().contains("\n? d: the interface was renamed; no reload mends that"));
+        let beside = Reload { faults: Vec::new(), beside: vec!["e".to_owned()], ..faults_only };
+        assert_eq!(
+            beside.to_text(),
+            "  e is not in rf.toml, and stays: it goes with the switch, unless a flag of its start has it\n\
+             nothing differs from what rf.toml has\n"
+        );
         reload.steps.truncate(1);
         assert!(reload.to_text().ends_with("1 port has changed\n") && !reload.has_failed());
         reload.dry_run = true;

@@ -375,9 +375,16 @@ fn answer() -> impl Strategy<Value = Answer> {
         .prop_map(|(port, done, persistent, note)| PortChange { port, done, persistent, note });
     let step = (text(), port_action(), text(), option::of(text()))
         .prop_map(|(port, action, what, error)| ReloadStep { port, action, what, error });
-    let reload = (text(), any::<bool>(), vec(step, 0..3), (vec(text(), 0..3), vec(text(), 0..3))).prop_map(
-        |(file, dry_run, steps, (restart, faults))| Reload { file, dry_run, steps, restart, faults },
-    );
+    let reload =
+        (text(), any::<bool>(), vec(step, 0..3), [vec(text(), 0..3), vec(text(), 0..3), vec(text(), 0..3)])
+            .prop_map(|(file, dry_run, steps, [restart, faults, beside])| Reload {
+                file,
+                dry_run,
+                steps,
+                restart,
+                faults,
+                beside,
+            });
     prop_oneof![
         snapshot().prop_map(|snapshot| Answer::Show(Box::new(snapshot))),
         guest.prop_map(|guest| Answer::Guest(Box::new(guest))),

@@ -79,7 +79,10 @@ fn settings(suffix: &str) -> Vec<CompletionCandidate> {
 fn ports() -> Vec<CompletionCandidate> {
     let control = control_of(env::args_os().filter_map(|word| word.into_string().ok()));
     let (answer, answered) = mpsc::channel();
-    thread::spawn(move || answer.send(control::call(&control, &Request::Show { addresses: Some(0) })));
+    thread::spawn(move || {
+        // Nobody waits any more for one that comes late.
+        let _ = answer.send(control::call(&control, &Request::Show { addresses: Some(0) }));
+    });
     match answered.recv_timeout(PATIENCE) {
         Ok(Ok(Answer::Show(snapshot))) => {
             let ports = snapshot.ports.iter();

@@ -338,7 +338,10 @@ impl Requests<'_> {
                 true,
                 format!("in {}, where other settings of the port are not those in force", path.display()),
             )),
-            Err(NotKept::Because(why)) => Ok((false, ports::until_reload(&why))),
+            Err(NotKept::Because(why)) => {
+                ports::warn_of_lost(&why);
+                Ok((false, ports::until_reload(&why)))
+            }
             Err(NotKept::Refused(error)) => Err(error),
         }
     }

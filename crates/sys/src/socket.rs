@@ -157,6 +157,17 @@ impl Drop for SocketFile {
     }
 }
 
+/// What lies at the path of a [`Listener`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The file that it made, as far as can be seen; also if it made none.
+    Own,
+    /// Nothing: somebody has removed or moved the file.
+    Empty,
+    /// Another file, such as a socket of somebody else's.
+    Taken,
+}
+
 impl Listener {
     /// Listens at `path`. A stale socket file that a dead process left there is replaced. The test for that is a
     /// connection attempt, so a live listener sees one connection that is closed at once.
@@ -364,18 +375,25 @@ impl Listener {
         }
     }
 
-    /// Returns true if somebody has removed or moved the file that this listener made, or put another in its place: nobody who knows its path can connect any
-    /// more. It takes two system calls, and no rights but to look into the directory: where these are missing, only a removed file is missed. An inherited
-    /// listener has no file of its own.
-    pub fn is_file_gone(&self) -> bool {
-        let Some(file) = &self.file else { return false };
-        if rustix::fs::fstat(&file.fd).map(|status| status.st_nlink) == Ok(0) {
-            return true;
-        }
+    /// Returns what has become of the file that this listener made. It takes two system calls, and no rights but to look into the directory: where these are
+    /// missing, only a removed file is missed. An inherited listener has no file of its own.
+    pub fn place(&self) -> Place {
+        let Some(file) = &self.file else { return Place::Own };
+        let is_removed = rustix::fs::fstat(&file.fd).map(|status| status.st_nlink) == Ok(0);
         match SocketFile::id_at(&file.path) {
-            Ok(id) => id != file.id,
-            Err(error) => matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory),
+            Ok(id) if id == file.id && !is_removed => Place::Own,
+            Ok(_) => Place::Taken,
+            Err(error) => match error.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Place::Empty,
+                _ if is_removed => Place::Empty,
+                _ => Place::Own,
+            },
         }
+    }
+
+    /// Returns true if nobody who knows the path of this listener can connect any more: see [`place`](Self::place).
+    pub fn is_file_gone(&self) -> bool {
+        self.place() != Place::Own
     }
 
     /// Returns the path of the file that this listener owns, or `None` if the listener was inherited.

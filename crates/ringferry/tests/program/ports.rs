@@ -211,7 +211,14 @@ fn a_change_of_the_running_switch_alone_is_not_kept() {
     assert_eq!(fs::read_to_string(file(&place)).unwrap(), text);
     assert_eq!(names(&switch), ["b", "c"]);
     // What was removed so comes back with the file; what was added so stays.
-    assert!(place.ctl(&["reload"]).starts_with("+ a: a vhost-user port\n"));
+    let reload = place.ctl(&["reload"]);
+    assert!(
+        reload.starts_with("+ a: a vhost-user port\n  c is not in ")
+            && reload.contains("it goes with the switch"),
+        "{reload}"
+    );
+    let again = place.ctl(&["reload", "--dry-run"]);
+    assert!(again.starts_with("  c is not in ") && again.contains("\nnothing differs from what "), "{again}");
     assert_eq!(names(&switch), ["b", "c", "a"]);
     // To add it again without that has it kept; and what is only in the file any more is removed from there.
     let kept = place.ctl(&["add", &flag]);

@@ -305,6 +305,10 @@ impl Requests<'_> {
                 file.drop_ins = read.file.map(|file| file.drop_ins).unwrap_or_default();
             }
         }
+        let is_beside = |port: &&PortConfig| !read.ports.iter().any(|other| other.name == port.name);
+        let is_removed = |name: &String| found.removed.contains(name);
+        let beside = self.config.ports.iter().filter(is_beside).map(|port| port.name.clone());
+        reload.beside = beside.filter(|name| !is_removed(name)).collect();
         // What a step has seen to is not seen to be mended yet.
         let is_seen_to = |name: &str| reload.steps.iter().any(|step| step.port == name);
         let left = self.ports.snapshots().into_iter().filter(|port| !is_seen_to(&port.name));
@@ -478,9 +482,17 @@ impl Requests<'_> {
         match keep(self) {
             None => (false, "the switch was started without a configuration file".to_owned()),
             Some(Ok(path)) => (true, format!("in {}", path.display())),
-            Some(Err(NotKept::Because(why) | NotKept::Refused(why))) => (false, becomes(&why)),
+            Some(Err(NotKept::Because(why) | NotKept::Refused(why))) => {
+                warn_of_lost(&why);
+                (false, becomes(&why))
+            }
         }
     }
+}
+
+/// Logs that a change is not in the file though it was to be, for whoever looks for warnings only: `ctl` succeeds, as it is in force.
+pub(super) fn warn_of_lost(why: &str) {
+    tracing::warn!("what was asked for is in force, and not kept in the configuration file: {why}");
 }
 
 /// Says what becomes of a change that the file should have and has not, for people.

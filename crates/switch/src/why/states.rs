@@ -10,7 +10,7 @@ use ringferry_control::why::{Effect, NOT_CONNECTED, OUT_OF_SERVICE};
 
 use super::{Findings, Known, recent, times};
 use crate::ports::tap::{BRIDGE_DOWN, INTERFACE_AWAY, INTERFACE_LOST, INTERFACE_MOVED, NO_BRIDGE};
-use crate::ports::vhost::control::{MEMORY_REFUSED, SOCKET_REMOVED};
+use crate::ports::vhost::control::{MEMORY_REFUSED, SOCKET_REMOVED, SOCKET_REPLACED};
 use crate::ports::vhost::device::QUEUE_SIZE_ALLOWS;
 use crate::stalls::is_start;
 
@@ -114,6 +114,8 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
     if let Some(fault) = port.fault.as_ref().filter(|_| !is_tap && port.state != PortState::NoMemory) {
         let next = if fault.starts_with(SOCKET_REMOVED) {
             "Find out who did that: a script that cleans up, or a second program with the same path. Then `ringferry ctl reload`: whoever is connected stays. A switch that was started without a file: `ringferry ctl remove`, and `add` with the settings that `ringferry ctl dump` prints.".to_owned()
+        } else if fault.starts_with(SOCKET_REPLACED) {
+            "See whose file that is (`ls -l`, and `ss -xlp` for a socket): a second program with the same path gets the front ends that connect. End that program, or remove the file, then `ringferry ctl reload`: whoever is connected stays.".to_owned()
         } else if fault.starts_with(MEMORY_REFUSED) {
             "Once there is room for it, its front end has to share its memory again: connect it anew (restart the machine, or unplug its interface and plug it in).".to_owned()
         } else {

@@ -27,7 +27,7 @@ use ringferry_packet::ether::Mac;
 use ringferry_sys::accounts;
 use ringferry_sys::closer::{Deferred, LeftBehind};
 use ringferry_sys::epoll::Interest;
-use ringferry_sys::socket::{Listener, SocketAccess, Stream};
+use ringferry_sys::socket::{Listener, Place, SocketAccess, Stream};
 use ringferry_sys::usage::ThreadClock;
 use ringferry_sys::watchdog::{HoleWaits, INTERVAL};
 use ringferry_vhost_user::WireError;
@@ -97,6 +97,9 @@ const UNSHARED: &str = "the front end has started the device without sharing the
 /// How it begins what is said of a port whose socket has gone.
 pub(crate) const SOCKET_REMOVED: &str = "the socket was removed";
 
+/// How it begins what is said of one where another file lies now.
+pub(crate) const SOCKET_REPLACED: &str = "another file lies in the place of the socket";
+
 /// What is said of a front end whose memory cannot be used, before the reason.
 pub(crate) const MEMORY_REFUSED: &str = "the memory that the front end shares cannot be used";
 
@@ -156,8 +159,8 @@ pub(super) struct VhostPort {
     end: Option<(String, Instant)>,
     /// True if it was logged that the rings have stopped.
     stop_logged: bool,
-    /// True if the file of the socket was removed, which was logged.
-    socket_gone: bool,
+    /// What lies in the place of the socket, and was logged, if that is no longer its file.
+    socket: Place,
     /// Sockets that were made in the place of such a one.
     pub(super) sockets: u16,
     /// True if the session lacked memory at the last check.
@@ -341,7 +344,7 @@ impl VhostPort {
             end: None,
             stop_logged: false,
             waiting_logged: false,
-            socket_gone: false,
+            socket: Place::Own,
             sockets: 0,
             memory_lacks: false,
             unshared: false,
@@ -653,15 +656,18 @@ impl VhostPort {
     /// Logs once that the file of the socket was removed: connected front ends stay, and no other can come.
     fn check_socket(&mut self) {
         let Endpoint::Listen(listener) = &self.endpoint else { return };
-        if self.socket_gone || !listener.is_file_gone() {
-            return;
+        // What was put back by hand is not looked for: that file's socket is gone.
+        let place = match listener.place() {
+            Place::Own => self.socket,
+            place => place,
+        };
+        if std::mem::replace(&mut self.socket, place) == Place::Own && place != Place::Own {
+            tracing::warn!(
+                port = self.device.name,
+                "somebody has removed the socket {}, so no front end can connect to it any more; `ringferry ctl reload` makes it anew",
+                self.peer()
+            );
         }
-        self.socket_gone = true;
-        tracing::warn!(
-            port = self.device.name,
-            "somebody has removed the socket {}, so no front end can connect to it any more; `ringferry ctl reload` makes it anew",
-            self.peer()
-        );
     }
 
     /// Finds out whether another front end waits for the end of this session, and logs that once for each session. That front end has connected, and
@@ -755,11 +761,16 @@ impl VhostPort {
         if let Some(why) = self.session.as_ref().and_then(Session::unlogged) {
             return Some(format!("no queue is served while the guest is migrated: {why}"));
         }
-        self.socket_gone.then(|| {
-            format!(
+        match self.socket {
+            Place::Own => None,
+            Place::Empty => Some(format!(
                 "{SOCKET_REMOVED}, so no front end can connect any more; `ringferry ctl reload` makes it anew"
-            )
-        })
+            )),
+            Place::Taken => Some(format!(
+                "{SOCKET_REPLACED}, {}, so no front end can connect any more; once that is gone `ringferry ctl reload` makes the socket anew",
+                self.peer()
+            )),
+        }
     }
 
     /// Returns who is connected.
@@ -860,7 +871,7 @@ impl PortControl for VhostPort {
     }
 
     fn has_lost_socket(&self) -> bool {
-        self.socket_gone
+        self.socket != Place::Own
     }
 
     fn listen_again(
@@ -879,7 +890,7 @@ impl PortControl for VhostPort {
         if let Endpoint::Listen(lost) = std::mem::replace(&mut self.endpoint, Endpoint::Listen(listener)) {
             lost.close_by(&self.resources.closer);
         }
-        self.socket_gone = false;
+        self.socket = Place::Own;
         self.sockets = self.sockets.wrapping_add(1);
         self.settle(cx);
         Ok(())
@@ -1153,5 +1164,9 @@ mod tests {
         for _ in 0..2 {
             assert!(fault().starts_with("the socket was removed"));
         }
+        std::fs::write(&socket, "").unwrap();
+        assert!(fault().starts_with("another file lies in the place of the socket"));
+        std::fs::remove_file(&socket).unwrap();
+        assert!(fault().starts_with("the socket was removed"));
     }
 }
