@@ -157,7 +157,7 @@ impl Drop for SocketFile {
     }
 }
 
-/// What lies at the path of a [`Listener`].
+/// The file at the path of a [`Listener`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// The file that it made, as far as can be seen; also if it made none.

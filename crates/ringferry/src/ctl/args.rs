@@ -347,7 +347,7 @@ pub enum CtlCommand {
         json: bool,
     },
     /// Cuts a port off from all others but one, which gets all that it sends, whatever that is for, and alone reaches it. Its link stays up, and its guest notices
-    /// nothing but that nobody answers. The same as `set PORT quarantine=WITH`: it is kept in the configuration file.
+    /// nothing but that nobody answers. The same as `set PORT quarantine=PEER`: it is kept in the configuration file.
     Quarantine {
         /// The port.
         port: String,

@@ -114,7 +114,7 @@ fn changed_rules_are_in_force_at_once_and_after_a_restart() {
     switch.stop();
 }
 
-/// What a guest in quarantine sends goes to the port that it is left with, whoever it is for, over a restart, too; and the guest hears that port alone.
+/// A guest in quarantine has all that it sends go to the port that it is left with, whoever it is for, over a restart, too; and it hears that port alone.
 #[test]
 fn a_guest_in_quarantine_reaches_one_port_alone_until_it_is_released() {
     let place = Place::new();
@@ -143,7 +143,8 @@ fn a_guest_in_quarantine_reaches_one_port_alone_until_it_is_released() {
         assert_eq!(a.receive_plain(), frame(a.mac, c.mac, 64, first + 3));
         assert_eq!(c.receive_plain(), frame(b.mac, a.mac, 64, first));
         assert_eq!(c.receive_plain(), frame(Mac::BROADCAST, a.mac, 64, first + 1));
-        assert_eq!(switch.port("a").drops["quarantine"], dropped + 1);
+        // Another worker may be the one that drops it.
+        switch.until("a", "the other is not heard", |port| port.drops["quarantine"] == dropped + 1);
         // Nothing of that has reached the other one.
         converse(b, c, first + 10, 5);
     };

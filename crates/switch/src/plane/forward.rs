@@ -392,7 +392,6 @@ impl Forwarder {
                 Err(refusal) => {
                     match refusal {
                         Refusal::Drop(reason) => {
-                            effects.count(port, reason, 1);
                             effects.refuse(port, reason, (burst, frame), from.queue, now);
                         }
                         Refusal::Unstable => unstable.push(copy(burst, frame)),
@@ -404,7 +403,6 @@ impl Forwarder {
             *foreign |= tagged.is_foreign();
             let is_known = learned == Some((tagged.vid, src));
             if (frame.is_mac_control() || !is_known && !src.is_station()) && !reserved_pass {
-                effects.count(port, DropReason::Reserved, 1);
                 effects.refuse(port, DropReason::Reserved, (burst, frame), from.queue, now);
                 decisions.push(Decision::NOWHERE);
                 continue;
@@ -412,7 +410,6 @@ impl Forwarder {
             if !is_known {
                 let source = hash(fdb, index, 1, tagged.vid, src);
                 if effects.learn(port, fdb, handoff, source, now) == Learned::Limited {
-                    effects.count(port, DropReason::MacLimit, 1);
                     effects.refuse(port, DropReason::MacLimit, (burst, frame), from.queue, now);
                     decisions.push(Decision::NOWHERE);
                     continue;
@@ -449,14 +446,12 @@ impl Forwarder {
                 }
                 To::Nowhere => {}
                 To::Refused(reason) => {
-                    effects.count(port, reason, 1);
                     effects.refuse(port, reason, (burst, frame), from.queue, now);
                 }
                 To::Flood if policy.is_none_or(|policy| effects.may_flood(policy, frame, now)) => {
                     floods += 1;
                 }
                 To::Flood => {
-                    effects.count(port, DropReason::Storm, 1);
                     effects.refuse(port, DropReason::Storm, (burst, frame), from.queue, now);
                     decisions.push(Decision::NOWHERE);
                     continue;

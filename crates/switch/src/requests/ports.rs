@@ -305,10 +305,10 @@ impl Requests<'_> {
                 file.drop_ins = read.file.map(|file| file.drop_ins).unwrap_or_default();
             }
         }
-        let is_beside = |port: &&PortConfig| !read.ports.iter().any(|other| other.name == port.name);
-        let is_removed = |name: &String| found.removed.contains(name);
-        let beside = self.config.ports.iter().filter(is_beside).map(|port| port.name.clone());
-        reload.beside = beside.filter(|name| !is_removed(name)).collect();
+        let is_beside = |name: &String| {
+            !found.removed.contains(name) && !read.ports.iter().any(|port| port.name == *name)
+        };
+        reload.beside = self.config.ports.iter().map(|port| port.name.clone()).filter(is_beside).collect();
         // What a step has seen to is not seen to be mended yet.
         let is_seen_to = |name: &str| reload.steps.iter().any(|step| step.port == name);
         let left = self.ports.snapshots().into_iter().filter(|port| !is_seen_to(&port.name));

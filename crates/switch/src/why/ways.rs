@@ -22,7 +22,9 @@ pub(super) fn look_at_all(known: &Known<'_>, port: &PortSnapshot, findings: &mut
     let others =
         known.snapshot.ports.iter().filter(|other| other.name != port.name).filter_map(Abilities::of);
     let others: Vec<_> = others.filter(|other| other.up).collect();
-    look_at_rules(known, &own, &others, findings);
+    if !look_at_quarantine(known, &own, findings) {
+        look_at_rules(known, &own, &others, findings);
+    }
     look_at_tags(known, &own, &others, findings);
     look_at_breadth(known, &own, &others, findings);
     let smaller: Vec<_> = others.iter().filter(|other| (1..own.mtu).contains(&other.mtu)).collect();
@@ -48,28 +50,22 @@ pub(super) fn look_at_all(known: &Known<'_>, port: &PortSnapshot, findings: &mut
     );
 }
 
+/// Says with whom a port in quarantine is left; false if it is not in quarantine. Then it goes without saying that it is kept apart from all others.
+fn look_at_quarantine(known: &Known<'_>, own: &Abilities, findings: &mut Findings) -> bool {
+    let Some(only) = (known.rules)(&own.name).quarantine else { return false };
+    let (effect, rest) = if known.snapshot.ports.iter().any(|port| port.name == only) {
+        (Effect::Notes, format!("it exchanges frames with {only} alone, which gets all that it sends."))
+    } else {
+        (Effect::Stops, format!("nothing passes, as there is no {only}, which it is left with."))
+    };
+    let text = format!("{} is in quarantine: {rest}", own.name);
+    let remedy = format!("`ringferry ctl release {}`, if that is over.", own.name);
+    findings.add(IN_QUARANTINE, effect, 100.0, text, remedy);
+    true
+}
+
 /// Says which ports rules keep apart from this one. What is sent there is dropped at the other port, or not even flooded to it, so nothing that is counted at this one tells it.
 fn look_at_rules(known: &Known<'_>, own: &Abilities, others: &[Abilities], findings: &mut Findings) {
-    if let Some(only) = (known.rules)(&own.name).quarantine {
-        let (effect, rest) = match known.snapshot.ports.iter().any(|port| port.name == only) {
-            true => (
-                Effect::Notes,
-                format!("it exchanges frames with {only} alone, which gets all that it sends."),
-            ),
-            false => {
-                (Effect::Stops, format!("nothing passes, as there is no {only}, which it is left with."))
-            }
-        };
-        let text = format!("{} is in quarantine: {rest}", own.name);
-        findings.add(
-            IN_QUARANTINE,
-            effect,
-            100.0,
-            text,
-            format!("`ringferry ctl release {}`, if that is over.", own.name),
-        );
-        return;
-    }
     let apart: Vec<_> =
         others.iter().filter(|other| are_apart(known, own, other)).map(|other| other.name.as_str()).collect();
     let Some(first) = apart.first() else { return };
@@ -192,10 +188,15 @@ pub(super) fn look(
         for note in way.notes.iter().filter(|note| note.starts_with(explain::NOTHING_PASSES)) {
             let text = note[explain::NOTHING_PASSES.len()..].trim_start();
             if !std::mem::replace(&mut is_apart, true) {
-                let is_cut_off = own.quarantine.is_some() || theirs.quarantine.is_some();
-                let rule = if own.isolated && theirs.isolated { "isolated" } else { "no-common-vlan" };
-                let rule = if is_cut_off { IN_QUARANTINE } else { rule };
-                let situation = if text.ends_with("(allowed_macs)") { "no-address-allowed" } else { rule };
+                let situation = if text.ends_with("(allowed_macs)") {
+                    "no-address-allowed"
+                } else if own.quarantine.is_some() || theirs.quarantine.is_some() {
+                    IN_QUARANTINE
+                } else if own.isolated && theirs.isolated {
+                    "isolated"
+                } else {
+                    "no-common-vlan"
+                };
                 let text = format!("Nothing passes from {} to {}: {text}.", way.from, way.to);
                 findings.add(situation, Effect::Stops, 100.0, text, way.hints.join("; "));
             }

@@ -46,10 +46,7 @@ pub(super) trait Effects<P: Queues> {
     /// Counts frames that are flooded.
     fn flooded(&mut self, port: &Port<P>, number: u64);
 
-    /// Counts frames that are dropped.
-    fn count(&mut self, port: &Port<P>, reason: DropReason, number: u64);
-
-    /// Takes note of a frame that is dropped, for captures.
+    /// Counts a frame that is dropped, and takes note of it for captures.
     fn refuse(
         &mut self,
         port: &Port<P>,
@@ -132,11 +129,6 @@ impl<P: Queues> Effects<P> for Acting {
     }
 
     #[inline(always)]
-    fn count(&mut self, port: &Port<P>, reason: DropReason, number: u64) {
-        port.handle.counters.drops.add(reason, number);
-    }
-
-    #[inline(always)]
     fn refuse(
         &mut self,
         port: &Port<P>,
@@ -145,6 +137,7 @@ impl<P: Queues> Effects<P> for Acting {
         queue: Option<u16>,
         now: &Now,
     ) {
+        port.handle.counters.drops.add(reason, 1);
         if let Some(capture) = &port.capture {
             capture.offer_one(Event::refused(reason, queue), now, Offered::of(burst, frame));
         }

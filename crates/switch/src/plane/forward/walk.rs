@@ -246,8 +246,6 @@ impl<P: Queues> Effects<P> for Asking {
 
     fn flooded(&mut self, _: &Port<P>, _: u64) {}
 
-    fn count(&mut self, _: &Port<P>, _: DropReason, _: u64) {}
-
     fn refuse(&mut self, _: &Port<P>, reason: DropReason, _: (&Burst<'_>, &Frame), _: Option<u16>, _: &Now) {
         self.dropped = Some(reason);
     }

@@ -215,21 +215,18 @@ impl<P: Queues> Worker<P> {
 
     /// Looks for the ports that those in quarantine are left with: rules have their names, and ports come and go.
     fn find_peers(&mut self) {
-        let named = |own: PortId, name: &str| {
-            let is_it = |port: &&Port<P>| &*port.handle.name == name && port.handle.id != own;
-            self.ports.iter().flatten().find(is_it).map_or(Peers::None, |port| Peers::Only(port.handle.id))
-        };
-        let peers = self.ports.iter().map(|port| {
-            let quarantine =
-                |port: &Port<P>| Some(named(port.handle.id, port.policy.as_deref()?.quarantine()?));
-            port.as_ref().and_then(quarantine).unwrap_or_default()
-        });
-        let peers: Vec<_> = peers.collect();
-        for (port, peers) in self.ports.iter_mut().zip(peers) {
-            if let Some(port) = port {
+        for at in 0..self.ports.len() {
+            let peers = self.ports[at].as_ref().map(|port| self.peers_of(port));
+            if let (Some(port), Some(peers)) = (&mut self.ports[at], peers) {
                 port.peers = peers;
             }
         }
+    }
+
+    fn peers_of(&self, port: &Port<P>) -> Peers {
+        let Some(name) = port.policy.as_deref().and_then(PortPolicy::quarantine) else { return Peers::All };
+        let is_it = |other: &&Port<P>| &*other.handle.name == name && other.handle.id != port.handle.id;
+        self.ports.iter().flatten().find(is_it).map_or(Peers::None, |only| Peers::Only(only.handle.id))
     }
 
     fn remove_port(&mut self, id: PortId) {

@@ -159,7 +159,7 @@ pub(super) struct VhostPort {
     end: Option<(String, Instant)>,
     /// True if it was logged that the rings have stopped.
     stop_logged: bool,
-    /// What lies in the place of the socket, and was logged, if that is no longer its file.
+    /// The place of the socket, as it was last seen, once its file is not there any more, which was logged.
     socket: Place,
     /// Sockets that were made in the place of such a one.
     pub(super) sockets: u16,
@@ -656,17 +656,29 @@ impl VhostPort {
     /// Logs once that the file of the socket was removed: connected front ends stay, and no other can come.
     fn check_socket(&mut self) {
         let Endpoint::Listen(listener) = &self.endpoint else { return };
-        // What was put back by hand is not looked for: that file's socket is gone.
+        // That it is lost is said until a reload has made another one, also if the very file is moved back.
         let place = match listener.place() {
-            Place::Own => self.socket,
+            Place::Own => return,
             place => place,
         };
-        if std::mem::replace(&mut self.socket, place) == Place::Own && place != Place::Own {
-            tracing::warn!(
-                port = self.device.name,
-                "somebody has removed the socket {}, so no front end can connect to it any more; `ringferry ctl reload` makes it anew",
+        if std::mem::replace(&mut self.socket, place) == Place::Own
+            && let Some(fault) = self.socket_fault()
+        {
+            tracing::warn!(port = self.device.name, socket = self.peer(), "{fault}");
+        }
+    }
+
+    /// Says why nobody can connect to the socket any more, if that is so.
+    fn socket_fault(&self) -> Option<String> {
+        match self.socket {
+            Place::Own => None,
+            Place::Empty => Some(format!(
+                "{SOCKET_REMOVED}, so no front end can connect any more; `ringferry ctl reload` makes it anew"
+            )),
+            Place::Taken => Some(format!(
+                "{SOCKET_REPLACED}, {}, so no front end can connect any more; once that is gone `ringferry ctl reload` makes the socket anew",
                 self.peer()
-            );
+            )),
         }
     }
 
@@ -761,16 +773,7 @@ impl VhostPort {
         if let Some(why) = self.session.as_ref().and_then(Session::unlogged) {
             return Some(format!("no queue is served while the guest is migrated: {why}"));
         }
-        match self.socket {
-            Place::Own => None,
-            Place::Empty => Some(format!(
-                "{SOCKET_REMOVED}, so no front end can connect any more; `ringferry ctl reload` makes it anew"
-            )),
-            Place::Taken => Some(format!(
-                "{SOCKET_REPLACED}, {}, so no front end can connect any more; once that is gone `ringferry ctl reload` makes the socket anew",
-                self.peer()
-            )),
-        }
+        self.socket_fault()
     }
 
     /// Returns who is connected.
