@@ -210,8 +210,8 @@ impl Rig {
         self.session.suspend(&mut self.device).expect("a device that answers");
         assert!(self.device.rings.is_empty(), "a ring runs on");
         let mut fds = Vec::new();
-        let state = self.session.state(&mut |fd| {
-            fds.push(Some(fd.try_clone_to_owned()?));
+        let state = self.session.state(&mut |fd, id| {
+            fds.push(Some((fd.try_clone_to_owned()?, id)));
             Ok(fds.len() as u32 - 1)
         });
         let state = state.expect("descriptors");

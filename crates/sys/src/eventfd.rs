@@ -5,8 +5,9 @@
 //! its state cannot be trusted: the peer may fill the counter, change flags, or pass a descriptor that is not an
 //! eventfd at all.
 
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};
@@ -21,6 +22,27 @@ const NAME: &[u8] = b"anon_inode:[eventfd]";
 
 /// Reads of a semaphore after which it is taken for one that never runs dry.
 const MOST_READS: usize = 64;
+
+/// `F_DUPFD_QUERY` of fcntl(2), since Linux 6.10: whether two descriptors are of the same open file. It is not in libc yet.
+const F_DUPFD_QUERY: libc::c_int = 1027;
+
+/// `KCMP_FILE` of kcmp(2), which tells the same on older systems, and of which seccomp profiles of containers may have none.
+pub(crate) const KCMP_FILE: libc::c_int = 0;
+
+/// The mark by which a program tells the open file of one doorbell from all others, also the program that goes on with it. It is drawn at random.
+///
+/// The kernel's own (`eventfd-id:` in `/proc/self/fdinfo`) cannot be asked for: that text has a line for each lock of the open file (`F_OFD_SETLK`), of which whoever
+/// shares it sets as many as it likes, and takes a look at each lock of all eventfds of all processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EventId(pub u64);
+
+impl EventId {
+    /// Draws one.
+    pub fn draw() -> EventId {
+        // Each has keys of its own, of a generator that the system has seeded.
+        EventId(RandomState::new().hash_one(()))
+    }
+}
 
 /// A doorbell: a counter that epoll can wait for.
 #[derive(Debug)]
@@ -55,6 +77,17 @@ impl EventFd {
         let flags = rustix::fs::fcntl_getfl(&fd)?;
         rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
         Ok(EventFd(fd))
+    }
+
+    /// Returns true if another one is of the same open file. The peer has no say in how long that takes. Where the kernel does not tell (one before 6.10 without kcmp(2)),
+    /// no two are.
+    pub fn is_same(&self, other: &EventFd) -> bool {
+        let [one, another] = [self, other].map(|event| event.0.as_raw_fd());
+        // SAFETY: an operation on two numbers, both of descriptors that are open.
+        match unsafe { libc::fcntl(one, F_DUPFD_QUERY, another) } {
+            -1 => is_same_to_kcmp(one, another),
+            answer => answer == 1,
+        }
     }
 
     /// Rings the doorbell without blocking. A full counter counts as success, as the doorbell has been rung.
@@ -108,6 +141,12 @@ impl EventFd {
     }
 }
 
+fn is_same_to_kcmp(one: RawFd, another: RawFd) -> bool {
+    let own = std::process::id();
+    // SAFETY: a comparison of two of this process's own descriptors, given by their numbers.
+    unsafe { libc::syscall(libc::SYS_kcmp, own, own, KCMP_FILE, one, another) == 0 }
+}
+
 /// [Drains](EventFd::drain) a doorbell that has rung until it is silent or there is work, and returns true, or false if neither comes: a peer that makes it
 /// with `EFD_SEMAPHORE` and fills its counter has every read take 1 of 2^64. Such a doorbell keeps epoll awake for ever and must not be used any more.
 ///
@@ -143,6 +182,17 @@ impl From<EventFd> for OwnedFd {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The kernel tells by `F_DUPFD_QUERY` or by kcmp, or by neither: then no two are the same, which is said here so that a run without either is not taken for one with.
+    #[test]
+    fn two_descriptors_of_an_open_file_are_told_from_those_of_two() {
+        let (one, other) = (EventFd::new().unwrap(), EventFd::new().unwrap());
+        let copy = one.try_clone().unwrap();
+        let passed = EventFd::from_fd(copy.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        assert!(one.is_same(&passed) && one.is_same(&copy), "this kernel has neither F_DUPFD_QUERY nor kcmp");
+        assert!(!one.is_same(&other) && !other.is_same(&passed));
+        assert_ne!(EventId::draw(), EventId::draw());
+    }
 
     #[test]
     fn rings_are_counted_once() {

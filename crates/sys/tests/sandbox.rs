@@ -6,6 +6,7 @@ mod common;
 use std::fs;
 use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::net::{TcpListener, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use std::process::{Command, Stdio};
 
 use common::{role, run};
 use libc::c_long;
+use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::interrupt::Target;
 use ringferry_sys::sandbox::{Access, Calls, CapabilitySet, Part, Sandbox};
 
@@ -168,6 +170,18 @@ fn attempts(mine: &Path, other: &Path, landlock: bool) {
         assert_eq!((result, error), (-1, Some(libc::EPERM)), "{what}");
     };
     let own = c_long::from(std::process::id());
+    call("files of others", libc::SYS_kcmp, [own, c_long::from(std::os::unix::process::parent_id()), 0, 0]);
+    call("memory of one's own", libc::SYS_kcmp, [own, own, 1, 0]);
+    let (one, other) = (EventFd::new().unwrap(), EventFd::new().unwrap());
+    let compared = [&one, &other].map(|event| {
+        // SAFETY: a comparison of descriptors by their numbers.
+        unsafe {
+            libc::syscall(libc::SYS_kcmp, own, own, 0, one.as_fd().as_raw_fd(), event.as_fd().as_raw_fd())
+        }
+    });
+    // A kernel without this call has none to allow.
+    let has_none = io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS);
+    assert!(compared[0] == 0 && compared[1] > 0 || has_none, "{compared:?}");
     for (what, number) in [
         ("ptrace", libc::SYS_ptrace),
         ("mount", libc::SYS_mount),

@@ -14,7 +14,7 @@ use ringferry_memory::{Area, DirtyLog, GuestMemory, Words};
 use ringferry_ring::parts::{LayoutError, Parts, check_size, part_aligns, part_bytes};
 use ringferry_ring::{RingAddresses, RingFeatures, WriteLog};
 use ringferry_sys::closer::Deferred;
-use ringferry_sys::eventfd::EventFd;
+use ringferry_sys::eventfd::{EventFd, EventId};
 
 use crate::base::{check_position, decode, first_position};
 use crate::inflight::{self, InflightTracking};
@@ -206,7 +206,15 @@ pub(crate) enum Kick {
     /// Set without a descriptor: the device polls the ring.
     Poll,
     /// Set to an event that the device waits for.
-    Event(Deferred<EventFd>),
+    Event(Deferred<RingEvent>),
+}
+
+/// An event that a front end has passed.
+#[derive(Debug)]
+pub(crate) struct RingEvent {
+    pub event: EventFd,
+    /// The mark of its open file.
+    pub id: EventId,
 }
 
 /// One virtqueue as described by the front end.
@@ -219,8 +227,8 @@ pub(crate) struct Vring {
     /// precedence over `base`.
     pub recover: bool,
     pub kick: Kick,
-    pub call: Option<Deferred<EventFd>>,
-    pub err: Option<Deferred<EventFd>>,
+    pub call: Option<Deferred<RingEvent>>,
+    pub err: Option<Deferred<RingEvent>>,
     pub enabled: bool,
     pub started: bool,
 }
@@ -278,8 +286,8 @@ impl Vring {
 
 /// Duplicates an event for the device. The session keeps its own, to start the ring again when the
 /// memory map changes.
-pub(crate) fn duplicate(event: Option<&EventFd>) -> Result<Option<EventFd>, RingError> {
-    event.map(EventFd::try_clone).transpose().map_err(RingError::Descriptors)
+pub(crate) fn duplicate(event: Option<&RingEvent>) -> Result<Option<EventFd>, RingError> {
+    event.map(|event| event.event.try_clone()).transpose().map_err(RingError::Descriptors)
 }
 
 #[cfg(test)]

@@ -26,11 +26,9 @@ use std::time::{Duration, Instant};
 use ringferry_control::mirror::Mirror;
 use ringferry_memory::{Counters, Region, RegionSpec, SharedMem};
 use ringferry_sys::systemd::{Notifier, store_limit};
-use ringferry_vhost_user::backend::Put;
 use serde::{Deserialize, Serialize};
 
-use super::identity::{Identifier, Identity};
-use super::postponed::Postponed;
+use super::identity::Identity;
 use super::state::InForce;
 use crate::config::{Config, PortConfig, PortKind, TapConfig, VhostUserConfig};
 use crate::links::Links;
@@ -151,9 +149,6 @@ pub struct Keeper {
     /// What is kept of each entry of the configuration, with the generation of its state. Of some nothing is.
     entries: BTreeMap<String, (Generation, Option<Entry>)>,
     numbers: BTreeMap<Identity, u64>,
-    identifier: Identifier,
-    /// Ports whose files took too long to be told apart.
-    postponed: Postponed,
     next: u64,
     /// The name of the state that is kept.
     state: Option<String>,
@@ -194,8 +189,6 @@ impl Keeper {
             doubt: true,
             entries: BTreeMap::new(),
             numbers,
-            identifier: Identifier::default(),
-            postponed: Postponed::default(),
             next: highest,
             state,
             stale: true,
@@ -262,8 +255,6 @@ impl Keeper {
     /// Has the manager forget what it keeps of an entry that is closed, and waits until it has: a tap that somebody has open cannot be opened anew. If this process is killed
     /// before its state is stored without the entry, that begins afresh.
     pub(crate) fn release(&mut self, name: &str) {
-        self.postponed.forget(name);
-        self.identifier.forget(name);
         let Some((_, Some(Entry { descriptors, .. }))) = self.entries.remove(name) else { return };
         self.stale = true;
         let others = self.entries.values().flat_map(|(_, entry)| entry);
@@ -316,21 +307,13 @@ impl Keeper {
         self.trouble.as_deref()
     }
 
-    /// Returns the ports of which nothing is kept, where that was to be, and not by chance.
+    /// Returns the ports for which there is no room.
     pub(crate) fn left_out(&self) -> Vec<&str> {
-        let late = self.postponed.for_long(|name| self.is_missing(name));
-        self.left_out.iter().map(String::as_str).chain(late).collect()
-    }
-
-    fn is_missing(&self, name: &str) -> bool {
-        self.entries.get(name).is_some_and(|(_, entry)| entry.is_none())
+        self.left_out.iter().map(String::as_str).collect()
     }
 
     /// Returns true if the state of the entries is not the one that is kept.
     fn are_others(&self, ports: &PortTable) -> bool {
-        if self.next_try().is_some_and(|next| next <= Instant::now()) {
-            return true;
-        }
         let mut count = 0;
         let is_other = |(name, generation, _): (String, Generation, _)| {
             count += 1;
@@ -341,7 +324,7 @@ impl Keeper {
 
     /// Returns the time at which [`look`](Self::look) has work to do.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.due.or_else(|| self.next_try())
+        self.due
     }
 
     /// Returns whether there was anything new.
@@ -367,35 +350,21 @@ impl Keeper {
         let mut entries = BTreeMap::new();
         for (name, generation, control) in parts.ports.handed() {
             let entry = match self.known(&name, generation) {
-                _ if !with_room.contains(&name) => {
-                    self.postponed.forget(&name);
-                    None
-                }
-                _ if self.postponed.is_out(&name, Instant::now()) => None,
+                _ if !with_room.contains(&name) => None,
                 Some(entry) => {
                     used.extend(&entry.descriptors);
                     Some(entry.clone())
                 }
                 None => {
-                    let each = |put: &mut Put<'_>| control.hand_over(put).map(drop);
-                    match self.identifier.tell_apart(&name, generation, each)? {
-                        Some(identities) => {
-                            let mut descriptors = Vec::new();
-                            // The same files, in the same order.
-                            let state = control.hand_over(&mut |fd| {
-                                let identity = identities.get(descriptors.len());
-                                let identity = identity.ok_or(io::ErrorKind::InvalidData)?;
-                                descriptors.push(self.number(fd, identity.clone(), &mut used)?);
-                                Ok(descriptors.len() as u32 - 1)
-                            })?;
-                            let made_of = parts.ports.entry_of(&name).map(made_of).unwrap_or_default();
-                            Some(Entry { name: name.clone(), made_of, state, descriptors, identities })
-                        }
-                        None => {
-                            self.postpone(&name);
-                            None
-                        }
-                    }
+                    let (mut descriptors, mut identities) = (Vec::new(), Vec::new());
+                    let state = control.hand_over(&mut |fd, event| {
+                        let identity = Identity::of(fd, event, &name, descriptors.len())?;
+                        descriptors.push(self.number(fd, identity.clone(), &mut used)?);
+                        identities.push(identity);
+                        Ok(descriptors.len() as u32 - 1)
+                    })?;
+                    let made_of = parts.ports.entry_of(&name).map(made_of).unwrap_or_default();
+                    Some(Entry { name: name.clone(), made_of, state, descriptors, identities })
                 }
             };
             entries.insert(name, (generation, entry));
@@ -427,24 +396,8 @@ impl Keeper {
             self.manager.forget(&old)?;
         }
         self.entries = entries;
-        self.postponed.tidy(|name| self.entries.contains_key(name), Instant::now());
         self.forget(|number| !used.contains(&number));
         Ok(())
-    }
-
-    /// Returns the time at which a port is tried again whose files took too long.
-    fn next_try(&self) -> Option<Instant> {
-        self.postponed.next_try(|name| self.is_missing(name))
-    }
-
-    /// Leaves out a port whose files take too long.
-    fn postpone(&mut self, name: &str) {
-        if self.postponed.postpone(name, Instant::now()) {
-            tracing::warn!(
-                port = name,
-                "what it needs after a crash is not kept for now: its descriptors take long to be told apart"
-            );
-        }
     }
 
     /// Has the manager close the descriptors of these numbers.
@@ -473,7 +426,7 @@ impl Keeper {
                 Some(entry) => entry.descriptors.len(),
                 None => {
                     let mut count = 0;
-                    control.hand_over(&mut |_| {
+                    control.hand_over(&mut |_, _| {
                         count += 1;
                         Ok(count as u32 - 1)
                     })?;
@@ -627,6 +580,7 @@ impl Kept {
                 files.insert(number, fd);
             }
         }
+        let numbers: BTreeSet<u64> = files.keys().copied().collect();
         if let Some((number, state)) = states.pop_last() {
             kept.known.state = Some(format!("{STATE}{number}"));
             match read(File::from(state)) {
@@ -634,15 +588,25 @@ impl Kept {
                 Err(error) => tracing::warn!("what the process before has left is of no use: {error}"),
             }
         }
+        let used: BTreeSet<u64> = kept.known.numbers.values().copied().collect();
         let states = states.keys().map(|number| format!("{STATE}{number}"));
-        kept.known.superfluous =
-            states.chain(files.keys().map(|number| format!("{PREFIX}{number}"))).collect();
+        let unused = numbers.difference(&used).map(|number| format!("{PREFIX}{number}"));
+        kept.known.superfluous = states.chain(unused).collect();
         files.into_values().for_each(shut);
         kept
     }
 
     fn sort_out(&mut self, state: State, memory: File, marks: usize, files: &mut BTreeMap<u64, OwnedFd>) {
-        let mut copy = |number: &u64| files.get(number).and_then(|fd| fd.try_clone().ok());
+        let mut uses = BTreeMap::<u64, usize>::new();
+        for number in state.entries.iter().flat_map(|entry| &entry.descriptors).chain([&state.listener]) {
+            *uses.entry(*number).or_default() += 1;
+        }
+        // Copies are made of those alone that come twice: each is one more to close, which may take a while (see `EventId`), and everybody waits for this process.
+        let mut take = |number: &u64| {
+            let left = uses.get_mut(number)?;
+            *left -= 1;
+            if *left == 0 { files.remove(number) } else { files.get(number)?.try_clone().ok() }
+        };
         let names = state.entries.iter().map(|entry| entry.name.clone());
         let places: Vec<_> = names.zip(marks..).collect();
         for (mut entry, (_, place)) in state.entries.into_iter().zip(&places) {
@@ -652,29 +616,26 @@ impl Kept {
                     "its front end was saying something when the process was killed, and has to connect again"
                 );
             }
-            let descriptors: Option<Vec<OwnedFd>> = entry.descriptors.iter().map(&mut copy).collect();
-            match descriptors {
-                Some(descriptors) => {
-                    self.entries.insert(entry.name.clone(), (entry, Descriptors::new(descriptors)));
-                }
-                None => tracing::warn!(
+            let descriptors: Vec<Option<OwnedFd>> = entry.descriptors.iter().map(&mut take).collect();
+            if descriptors.iter().any(Option::is_none) {
+                descriptors.into_iter().flatten().for_each(shut);
+                tracing::warn!(
                     port = entry.name,
                     "of what the process before has left of it a part is missing"
-                ),
+                );
+                continue;
             }
+            let numbers = entry.descriptors.iter().copied();
+            self.known.numbers.extend(entry.identities.iter().cloned().zip(numbers));
+            let events = entry.identities.iter().map(Identity::event);
+            let descriptors = Descriptors::new(descriptors.into_iter().flatten().zip(events));
+            self.entries.insert(entry.name.clone(), (entry, descriptors));
         }
         self.known.places = Some((memory, places));
-        self.control = copy(&state.listener).map(|fd| (state.control, fd));
-        self.setup = Some(state.setup);
-        let mut used = BTreeSet::from([state.listener]);
-        let listener = files.get(&state.listener).and_then(|fd| Identity::of_file(fd).ok().flatten());
+        self.control = take(&state.listener).map(|fd| (state.control, fd));
+        let listener = self.control.as_ref().and_then(|(_, fd)| Identity::of_file(fd).ok().flatten());
         self.known.numbers.extend(listener.map(|identity| (identity, state.listener)));
-        for (entry, _) in self.entries.values() {
-            let numbers = &entry.descriptors;
-            self.known.numbers.extend(entry.identities.iter().cloned().zip(numbers.iter().copied()));
-            used.extend(numbers);
-        }
-        files.retain(|number, _| !used.contains(number));
+        self.setup = Some(state.setup);
     }
 
     /// Returns true if there is nothing.
@@ -714,19 +675,19 @@ impl Kept {
 
     /// Takes what was left of a port, if it is made of the same as before.
     pub(crate) fn port(&mut self, port: &PortConfig) -> Option<(HandedPort, Descriptors)> {
-        let (entry, descriptors) = self.entries.remove(&port.name)?;
+        let (entry, mut descriptors) = self.entries.remove(&port.name)?;
         if entry.made_of == made_of(port) {
             return Some((entry.state, descriptors));
         }
         // The manager has copies, and a socket on which anybody listens is in use.
-        descriptors.into_inner().for_each(shut);
+        descriptors.rest().for_each(shut);
         None
     }
 
     /// Closes what nobody has taken, and returns what the manager keeps.
     pub fn into_known(self) -> Known {
-        for (_, descriptors) in self.entries.into_values() {
-            descriptors.into_inner().for_each(shut);
+        for (_, mut descriptors) in self.entries.into_values() {
+            descriptors.rest().for_each(shut);
         }
         if let Some((_, listener)) = self.control {
             shut(listener);

@@ -32,7 +32,6 @@
 //! | `channel` | messages with descriptors |
 //! | `identity` | telling open files apart, of those that are kept |
 //! | `kept` | what outlives a switch that is killed |
-//! | `postponed` | ports that are left out of that for a while |
 //! | `predecessor` | the side that gives |
 //! | `successor` | the side that takes |
 //!
@@ -43,7 +42,6 @@ mod bulk;
 mod channel;
 mod identity;
 pub(crate) mod kept;
-mod postponed;
 pub(crate) mod predecessor;
 mod state;
 pub(crate) mod successor;

@@ -163,14 +163,10 @@ impl Predecessor {
         let (mut entries, mut generations) = (Vec::new(), BTreeMap::new());
         for (name, generation, control) in parts.ports.handed() {
             let mut fds = Descriptors::default();
-            let state = Some(control.hand_over(&mut |fd| fds.put(fd))?);
-            entries.push(EntryState {
-                name: name.clone(),
-                state,
-                descriptors: fds.len(),
-                positions: Vec::new(),
-            });
-            descriptors.extend(fds.into_inner());
+            let state = Some(control.hand_over(&mut |fd, id| fds.put(fd, id))?);
+            let mut entry = EntryState { name: name.clone(), state, ..EntryState::default() };
+            descriptors.extend(entry.note(fds));
+            entries.push(entry);
             generations.insert(name, generation);
         }
         let mut bulk = Writer::default();
@@ -256,12 +252,11 @@ impl Predecessor {
         let (mut entries, mut descriptors) = (Vec::new(), Vec::<OwnedFd>::new());
         for (name, generation, control) in parts.ports.handed() {
             let positions = positions.get(&name).cloned().unwrap_or_default();
-            let mut entry = EntryState { name, state: None, descriptors: 0, positions };
+            let mut entry = EntryState { name, positions, ..EntryState::default() };
             if drafted.generations.get(&entry.name) != Some(&generation) {
                 let mut fds = Descriptors::default();
-                entry.state = Some(control.hand_over(&mut |fd| fds.put(fd))?);
-                entry.descriptors = fds.len();
-                descriptors.extend(fds.into_inner());
+                entry.state = Some(control.hand_over(&mut |fd, id| fds.put(fd, id))?);
+                descriptors.extend(entry.note(fds));
             }
             entries.push(entry);
         }

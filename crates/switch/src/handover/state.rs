@@ -7,10 +7,12 @@
 //! Everything is checked by the successor as a peer's words are, though it comes from a process of the same user.
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use ringferry_control::mirror::Mirror;
+use ringferry_sys::eventfd::EventId;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::bulk::Section;
@@ -18,7 +20,7 @@ use super::kept::Inventory;
 use crate::config::{Config, ConfigError, ConfigFile};
 use crate::counters::{PAIR_COUNTERS, WORKER_COUNTERS};
 use crate::ports::Positions;
-use crate::ports::handed::HandedPort;
+use crate::ports::handed::{Descriptors, HandedPort};
 
 /// The form of the state that this program writes, and the newest that it reads.
 pub(crate) const FORMAT: u32 = 1;
@@ -152,7 +154,7 @@ pub(crate) struct Draft {
 }
 
 /// An entry of the configuration.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct EntryState {
     /// Its name.
     pub(crate) name: String,
@@ -162,6 +164,9 @@ pub(crate) struct EntryState {
     /// How many descriptors its state has.
     #[serde(default)]
     pub(crate) descriptors: usize,
+    /// The mark of each of them that is an event. One of an earlier version does not say.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) events: Vec<Option<u64>>,
     /// Where its rings go on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) positions: Positions,
@@ -251,6 +256,22 @@ pub(crate) struct WorkerState {
     pub(crate) fdb: Values<6>,
     /// Frames that wait in its shapers.
     pub(crate) waiting: Section,
+}
+
+impl EntryState {
+    /// Notes the marks of its descriptors, and returns these.
+    pub(crate) fn note(&mut self, descriptors: Descriptors) -> Vec<OwnedFd> {
+        let (fds, events): (Vec<_>, Vec<_>) = descriptors.into_inner().unzip();
+        self.descriptors = fds.len();
+        self.events = events.into_iter().map(|event| event.map(|event| event.0)).collect();
+        fds
+    }
+
+    /// Takes its descriptors out of those of the message, which begin with them.
+    pub(crate) fn descriptors(&self, message: &mut impl Iterator<Item = OwnedFd>) -> Descriptors {
+        let events = self.events.iter().map(|event| event.map(EventId)).chain(std::iter::repeat(None));
+        Descriptors::new(message.take(self.descriptors).zip(events))
+    }
 }
 
 #[cfg(test)]

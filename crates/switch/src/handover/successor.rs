@@ -222,7 +222,7 @@ impl Successor {
         // Descriptors come in the order of these entries, which need not be that of the configuration.
         let mut entries = BTreeMap::new();
         for entry in &mut draft.entries {
-            let descriptors = Descriptors::new(fds.by_ref().take(entry.descriptors));
+            let descriptors = entry.descriptors(&mut fds);
             let state = entry.state.take();
             entries.insert(entry.name.clone(), state.map(|state| (state, descriptors)));
         }
@@ -381,7 +381,7 @@ impl Handed {
         let mut fds = message.descriptors.into_iter();
         let mut positions = Vec::with_capacity(state.entries.len());
         for entry in state.entries {
-            let descriptors = Descriptors::new(fds.by_ref().take(entry.descriptors));
+            let descriptors = entry.descriptors(&mut fds);
             let port = parts.config.ports.iter().find(|port| port.name == entry.name);
             if let (Some(port), Some(HandedPort::VhostUser(_) | HandedPort::Tap(_))) = (port, &entry.state) {
                 // What was said of it before does not hold any more.

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use ringferry_sys::eventfd::EventId;
 use serde::{Deserialize, Serialize};
 
 use super::tap::TapState;
@@ -31,13 +32,15 @@ impl HandedPort {
     }
 }
 
-/// Descriptors that a state refers to by number.
+/// Descriptors that a state refers to by number, with the marks of events.
 #[derive(Debug, Default)]
-pub(crate) struct Descriptors(Vec<Option<OwnedFd>>);
+pub(crate) struct Descriptors(Vec<Option<Descriptor>>);
+
+type Descriptor = (OwnedFd, Option<EventId>);
 
 impl Descriptors {
     /// Those that were received, in the order of their numbers.
-    pub(crate) fn new(descriptors: impl IntoIterator<Item = OwnedFd>) -> Self {
+    pub(crate) fn new(descriptors: impl IntoIterator<Item = Descriptor>) -> Self {
         Self(descriptors.into_iter().map(Some).collect())
     }
 
@@ -45,28 +48,28 @@ impl Descriptors {
     ///
     /// # Errors
     /// No descriptor is left.
-    pub(crate) fn put(&mut self, fd: BorrowedFd<'_>) -> io::Result<u32> {
-        self.0.push(Some(fd.try_clone_to_owned()?));
+    pub(crate) fn put(&mut self, fd: BorrowedFd<'_>, id: Option<EventId>) -> io::Result<u32> {
+        self.0.push(Some((fd.try_clone_to_owned()?, id)));
         Ok(self.0.len() as u32 - 1)
     }
 
     /// Returns the descriptor of a number, the first time that it is asked for.
     pub(crate) fn take(&mut self, number: u32) -> Option<OwnedFd> {
+        self.take_marked(number).map(|(fd, _)| fd)
+    }
+
+    /// Returns the descriptor of a number likewise, with the mark of an event.
+    pub(crate) fn take_marked(&mut self, number: u32) -> Option<Descriptor> {
         self.0.get_mut(number as usize)?.take()
     }
 
     /// Takes those that nobody has asked for.
     pub(crate) fn rest(&mut self) -> impl Iterator<Item = OwnedFd> {
-        std::mem::take(&mut self.0).into_iter().flatten()
-    }
-
-    /// Returns how many there are.
-    pub(crate) fn len(&self) -> usize {
-        self.0.len()
+        std::mem::take(&mut self.0).into_iter().flatten().map(|(fd, _)| fd)
     }
 
     /// Returns those that were not taken.
-    pub(crate) fn into_inner(self) -> impl Iterator<Item = OwnedFd> {
+    pub(crate) fn into_inner(self) -> impl Iterator<Item = Descriptor> {
         self.0.into_iter().flatten()
     }
 }

@@ -279,6 +279,9 @@ fn rules(calls: Calls) -> Built<Rules> {
     // Signals to threads of its own: abort(3), and interrupting a blocked worker.
     let own = u64::from(std::process::id());
     rules.insert(libc::SYS_tgkill, vec![one(equal(0, own)?)?]);
+    // Which of its descriptors are of the same open file.
+    let files = [equal(0, own)?, equal(1, own)?, equal(2, crate::eventfd::KCMP_FILE as u64)?];
+    rules.insert(libc::SYS_kcmp, vec![SeccompRule::new(files.into())?]);
     // Names of threads, and how exact their timers are; and rustix reads the auxiliary vector when it first needs the size of a page.
     let names = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_TIMERSLACK, PR_GET_AUXV]
         .map(|what| one(equal(0, what as u64)?));

@@ -21,8 +21,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use ringferry_memory::{GuestMemory, MapError, Region, RegionSpec};
-use ringferry_sys::closer::Deferred;
-use ringferry_sys::eventfd::EventFd;
+use ringferry_sys::closer::{Closer, Deferred};
+use ringferry_sys::eventfd::{EventFd, EventId};
 use ringferry_sys::lent::LentStream;
 use ringferry_sys::socket::Stream;
 use rustix::io::Errno;
@@ -32,14 +32,14 @@ use super::log::Log;
 use super::{Counters, Device, Offer, Refusal, Resources, Session, Unanswered};
 use crate::inflight::{self, InflightError};
 use crate::message::{InflightDescription, LogBase, MAX_FDS, ProtocolFeatures, VringAddr};
-use crate::vring::{Geometry, Kick, check_addr, check_num};
+use crate::vring::{Geometry, Kick, RingEvent, check_addr, check_num};
 use crate::wire::Partial;
 
-/// Takes a descriptor along, and returns the number by which the state refers to it.
-pub type Put<'a> = dyn FnMut(BorrowedFd<'_>) -> io::Result<u32> + 'a;
+/// Takes a descriptor along, with the mark of an event, and returns the number by which the state refers to it.
+pub type Put<'a> = dyn FnMut(BorrowedFd<'_>, Option<EventId>) -> io::Result<u32> + 'a;
 
-/// Returns the descriptor of a number, the first time that it is asked for.
-pub type Take<'a> = dyn FnMut(u32) -> Option<OwnedFd> + 'a;
+/// Returns the descriptor of a number, the first time that it is asked for, with the mark that it had, if that is known.
+pub type Take<'a> = dyn FnMut(u32) -> Option<(OwnedFd, Option<EventId>)> + 'a;
 
 /// The state of a session. Descriptors are numbers that [`Put`] has given.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -275,10 +275,10 @@ impl Session {
             let kick = match &ring.kick {
                 Kick::Unset => None,
                 Kick::Poll => Some(KickState::Poll),
-                Kick::Event(event) => Some(KickState::Event(put(event.as_fd())?)),
+                Kick::Event(event) => Some(KickState::Event(put(event.event.as_fd(), Some(event.id))?)),
             };
-            let mut event = |event: &Option<Deferred<EventFd>>| {
-                event.as_ref().map(|event| put(event.as_fd())).transpose()
+            let mut event = |event: &Option<Deferred<RingEvent>>| {
+                event.as_ref().map(|event| put(event.event.as_fd(), Some(event.id))).transpose()
             };
             let addr =
                 ring.geometry.addr.map(|addr| (addr.flags, addr.desc, addr.used, addr.avail, addr.log));
@@ -299,21 +299,21 @@ impl Session {
         }
         let mut memory = Vec::new();
         for (spec, file) in &self.files {
-            memory.push(RegionState::of(spec, Some(put(file.as_fd())?)));
+            memory.push(RegionState::of(spec, Some(put(file.as_fd(), None)?)));
         }
         let inflight = match &self.tracking {
             Some(tracking) => {
                 let InflightDescription { mmap_size, mmap_offset, num_queues, queue_size, .. } =
                     tracking.description;
-                let file = put(tracking.file.as_fd())?;
+                let file = put(tracking.file.as_fd(), None)?;
                 Some(InflightState { file, mmap_size, mmap_offset, num_queues, queue_size })
             }
             None => None,
         };
         Ok(SessionState {
-            socket: put(self.as_fd())?,
+            socket: put(self.as_fd(), None)?,
             received: received.to_vec(),
-            received_fds: fds.iter().map(|fd| put(fd.as_fd())).collect::<io::Result<_>>()?,
+            received_fds: fds.iter().map(|fd| put(fd.as_fd(), None)).collect::<io::Result<_>>()?,
             offered: Some((self.offer.features, self.offer.protocol.bits())),
             features: self.features,
             protocol: self.protocol.bits(),
@@ -323,12 +323,14 @@ impl Session {
             inflight,
             log: match &self.log {
                 Log::Unset => LogState::Unset,
-                Log::Mapped { file, place, .. } => {
-                    LogState::Mapped { file: put(file.as_fd())?, size: place.size, offset: place.offset }
-                }
+                Log::Mapped { file, place, .. } => LogState::Mapped {
+                    file: put(file.as_fd(), None)?,
+                    size: place.size,
+                    offset: place.offset,
+                },
                 Log::Unusable(why) => LogState::Unusable(why.clone()),
             },
-            backend_req: self.backend_req.as_ref().map(|channel| put(channel.as_fd())).transpose()?,
+            backend_req: self.backend_req.as_ref().map(|channel| put(channel.as_fd(), None)).transpose()?,
             status: self.status,
             counters: self.counters.into(),
         })
@@ -441,18 +443,15 @@ impl Session {
             offer.features &= features;
             offer.protocol &= ProtocolFeatures::from_bits_truncate(protocol);
         }
-        let closer = resources.closer.clone();
-        let mut take = |number: u32, what| {
-            take(number).map(|fd| closer.defer_passed(fd)).ok_or(AdoptError::Descriptor(what))
-        };
-        let socket = take(state.socket, "the connection")?;
+        let mut taken = Taken { take, closer: resources.closer.clone() };
+        let socket = taken.file(state.socket, "the connection")?;
         if !Stream::is_one(&*socket) {
             return Err(AdoptError::Descriptor("the connection"));
         }
         let stream = Stream::from_fd(socket.into_inner())?;
         let mut session = Session::with_resources(stream, offer, resources)?;
         session.wire.set_shared(true);
-        let fds = state.received_fds.iter().take(MAX_FDS).map(|number| take(*number, "a message"));
+        let fds = state.received_fds.iter().take(MAX_FDS).map(|number| taken.file(*number, "a message"));
         let partial = Partial { bytes: &state.received, fds: fds.collect::<Result<_, _>>()? };
         if !session.wire.restore(partial) {
             return Err(Refusal::Size(state.received.len()).into());
@@ -470,16 +469,16 @@ impl Session {
         session.status = state.status;
         session.counters = state.counters.into();
         if let Some(number) = state.backend_req {
-            let channel = take(number, "the channel of the back end's requests")?;
+            let channel = taken.file(number, "the channel of the back end's requests")?;
             let channel = Some(channel).filter(|fd| Stream::is_one(&**fd)).ok_or(Refusal::Channel)?;
             session.backend_req = Some(channel.map(LentStream::of));
         }
-        session.adopt_memory(state, &mut take)?;
+        session.adopt_memory(state, &mut taken)?;
         for ring in &state.rings {
-            session.adopt_ring(ring, &mut take)?;
+            session.adopt_ring(ring, &mut taken)?;
         }
         if let Some(InflightState { file, mmap_size, mmap_offset, num_queues, queue_size }) = state.inflight {
-            let file = take(file, "the in-flight region")?;
+            let file = taken.file(file, "the in-flight region")?;
             let description =
                 InflightDescription { mmap_size, mmap_offset, num_queues, queue_size, padding: 0 };
             // It may have come before the front end has agreed on another layout.
@@ -489,7 +488,7 @@ impl Session {
         session.log = match &state.log {
             LogState::Unset => Log::Unset,
             LogState::Mapped { file, size, offset } => {
-                let file = take(*file, "the dirty log")?;
+                let file = taken.file(*file, "the dirty log")?;
                 session.map_log(file, LogBase { size: *size, offset: *offset })
             }
             LogState::Unusable(why) => Log::Unusable(why.clone()),
@@ -497,11 +496,7 @@ impl Session {
         Ok(session)
     }
 
-    fn adopt_memory(
-        &mut self,
-        state: &SessionState,
-        take: &mut dyn FnMut(u32, &'static str) -> Result<Deferred<OwnedFd>, AdoptError>,
-    ) -> Result<(), AdoptError> {
+    fn adopt_memory(&mut self, state: &SessionState, taken: &mut Taken<'_, '_>) -> Result<(), AdoptError> {
         let most = usize::from(self.offer.max_mem_slots);
         if state.memory.len() > most || state.repeated.len() > super::requests::MAX_REPEATS {
             return Err(Refusal::Slots(most).into());
@@ -509,7 +504,7 @@ impl Session {
         let mut regions = Vec::with_capacity(state.memory.len());
         for region in &state.memory {
             let file = region.file.ok_or(AdoptError::Descriptor("guest memory"))?;
-            let (file, spec) = (take(file, "guest memory")?, region.spec());
+            let (file, spec) = (taken.file(file, "guest memory")?, region.spec());
             regions.push(Region::map_within(file.as_fd(), spec, &self.budget).map_err(Refusal::from)?);
             self.files.push((spec, file));
         }
@@ -521,11 +516,7 @@ impl Session {
         Ok(())
     }
 
-    fn adopt_ring(
-        &mut self,
-        state: &RingDescription,
-        take: &mut dyn FnMut(u32, &'static str) -> Result<Deferred<OwnedFd>, AdoptError>,
-    ) -> Result<(), AdoptError> {
+    fn adopt_ring(&mut self, state: &RingDescription, taken: &mut Taken<'_, '_>) -> Result<(), AdoptError> {
         let at = usize::from(self.check_index(state.index)?);
         // A description that came before the layout was known may not fit it, and is found out when the ring starts.
         if let Some(size) = state.size {
@@ -535,10 +526,14 @@ impl Session {
         if let Some(addr) = &addr {
             check_addr(addr, None).map_err(Refusal::from)?;
         }
-        let closer = self.wire.closer().clone();
         let mut event = |number: u32, what| {
-            let event = EventFd::from_fd(take(number, what)?.into_inner()).map_err(Refusal::Event)?;
-            Ok::<_, AdoptError>(closer.defer_soon(event))
+            let (fd, id) = taken.any(number, what)?;
+            let event = EventFd::from_fd(fd.into_inner()).map_err(Refusal::Event)?;
+            let event = match id {
+                Some(id) => RingEvent { event, id },
+                None => self.recognise(event),
+            };
+            Ok::<_, AdoptError>(taken.closer.defer_soon(event))
         };
         let kick = match state.kick {
             None => Kick::Unset,
@@ -552,5 +547,26 @@ impl Session {
         (ring.base, ring.recover, ring.enabled) = (state.base, state.recover, state.enabled);
         (ring.kick, ring.call, ring.err) = (kick, call, err);
         Ok(())
+    }
+}
+
+/// The descriptors of a state, of which each is taken once.
+struct Taken<'t, 'a> {
+    take: &'t mut Take<'a>,
+    closer: Closer,
+}
+
+impl Taken<'_, '_> {
+    fn any(
+        &mut self,
+        number: u32,
+        what: &'static str,
+    ) -> Result<(Deferred<OwnedFd>, Option<EventId>), AdoptError> {
+        let (fd, id) = (self.take)(number).ok_or(AdoptError::Descriptor(what))?;
+        Ok((self.closer.defer_passed(fd), id))
+    }
+
+    fn file(&mut self, number: u32, what: &'static str) -> Result<Deferred<OwnedFd>, AdoptError> {
+        Ok(self.any(number, what)?.0)
     }
 }

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use ringferry_memory::{GuestMemory, Region, RegionSpec};
 use ringferry_sys::closer::Deferred;
-use ringferry_sys::eventfd::EventFd;
+use ringferry_sys::eventfd::{EventFd, EventId};
 use ringferry_sys::lent::LentStream;
 use ringferry_sys::socket::Stream;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -26,7 +26,7 @@ use crate::message::{
     NO_FD, ProtocolFeatures, RING_INDEX_MASK, Request, SingleRegion, VringAddr, VringState,
     inflight_description,
 };
-use crate::vring::{Geometry, Kick, RingError, check_addr, check_num, duplicate};
+use crate::vring::{Geometry, Kick, RingError, RingEvent, Vring, check_addr, check_num, duplicate};
 use crate::wire::Message;
 
 /// Smallest MTU of an Ethernet link that carries IPv4 (VIRTIO 1.4, 5.1.4.1).
@@ -42,7 +42,7 @@ fn parse<T: FromBytes + KnownLayout + Immutable>(payload: &[u8]) -> Result<T, Re
 }
 
 /// Checks that a descriptor is an eventfd, without asking the file itself: what serves it might not
-/// answer.
+/// answer. Another file is closed where that may wait, and not by [`EventFd::from_fd`] here.
 fn check_eventfd(fd: BorrowedFd<'_>) -> io::Result<()> {
     let name = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
     if name.as_os_str() == "anon_inode:[eventfd]" {
@@ -303,7 +303,7 @@ impl Session {
         &mut self,
         payload: u64,
         mut fds: Vec<Deferred<OwnedFd>>,
-    ) -> Result<(u16, Option<Deferred<EventFd>>), Refusal> {
+    ) -> Result<(u16, Option<Deferred<RingEvent>>), Refusal> {
         let reserved = payload & !(RING_INDEX_MASK | NO_FD);
         if reserved != 0 {
             return Err(Refusal::Value { field: "ring index", value: payload });
@@ -315,6 +315,7 @@ impl Session {
             (true, Some(fd)) => {
                 check_eventfd(fd.as_fd()).map_err(Refusal::Event)?;
                 let event = EventFd::from_fd(fd.into_inner()).map_err(Refusal::Event)?;
+                let event = self.recognise(event);
                 Ok((index, Some(self.wire.closer().defer_soon(event))))
             }
             (false, None) => Ok((index, None)),
@@ -324,6 +325,20 @@ impl Session {
                 Err(Refusal::Descriptors(count))
             }
         }
+    }
+
+    /// Marks an event, as one of the same open file that the session has already: a front end may have one for several rings.
+    pub(super) fn recognise(&self, event: EventFd) -> RingEvent {
+        let of_ring = |ring: &Vring| {
+            let kick = match &ring.kick {
+                Kick::Event(kick) => Some(kick),
+                Kick::Unset | Kick::Poll => None,
+            };
+            let known = [kick, ring.call.as_ref(), ring.err.as_ref()];
+            known.into_iter().flatten().find(|known| known.event.is_same(&event)).map(|known| known.id)
+        };
+        let id = self.rings.iter().find_map(of_ring).unwrap_or_else(EventId::draw);
+        RingEvent { event, id }
     }
 
     fn set_vring_num(&mut self, state: VringState, dev: &mut dyn Device) -> Result<Answer, Refusal> {
@@ -401,7 +416,7 @@ impl Session {
     fn set_vring_call(
         &mut self,
         index: u16,
-        call: Option<Deferred<EventFd>>,
+        call: Option<Deferred<RingEvent>>,
         dev: &mut dyn Device,
     ) -> Result<Answer, Refusal> {
         let ring = &mut self.rings[usize::from(index)];

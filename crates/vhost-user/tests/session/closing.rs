@@ -112,8 +112,8 @@ fn d1_no_option_of_a_socket_that_a_front_end_has_made_is_set() {
     assert!(rig.ack(Request::SetBackendReqFd, &[], &[channel.as_fd()]));
     assert_eq!((copies_of(&channel), options()), (2, before));
     let mut fds = Vec::new();
-    let state = rig.session.state(&mut |fd| {
-        fds.push(Some(fd.try_clone_to_owned()?));
+    let state = rig.session.state(&mut |fd, id| {
+        fds.push(Some((fd.try_clone_to_owned()?, id)));
         Ok(fds.len() as u32 - 1)
     });
     let mut take = |number: u32| fds[number as usize].take();
@@ -276,8 +276,8 @@ fn d1_a_file_whose_server_is_silent_is_asked_nothing() {
                 rig.peer.send(&bytes, &[fd.as_fd()]).unwrap();
                 if rig.serve().is_ok() {
                     let mut fds = Vec::new();
-                    let state = rig.session.state(&mut |fd| {
-                        fds.push(Some(fd.try_clone_to_owned()?));
+                    let state = rig.session.state(&mut |fd, id| {
+                        fds.push(Some((fd.try_clone_to_owned()?, id)));
                         Ok(fds.len() as u32 - 1)
                     });
                     let mut take = |number: u32| fds[number as usize].take();

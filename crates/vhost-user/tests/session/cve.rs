@@ -227,14 +227,14 @@ fn cve_2013_4149_to_4151_no_count_of_a_state_that_is_handed_over_is_believed() {
         assert!(rig.ack(Request::SetInflightFd, known.as_bytes(), &[inflight.fd()]));
         assert!(rig.start(1, 0x8000));
         let mut fds = Vec::new();
-        let state = rig.session.state(&mut |fd| {
+        let state = rig.session.state(&mut |fd, _| {
             fds.push(Some(fd.try_clone_to_owned()?));
             Ok(fds.len() as u32 - 1)
         });
         let mut state = state.unwrap();
         change(&mut state);
         // Many a number refers to the same descriptor, so that it fails for nothing but a count.
-        let mut take = |number: u32| fds.get(number as usize)?.as_ref()?.try_clone().ok();
+        let mut take = |number: u32| Some((fds.get(number as usize)?.as_ref()?.try_clone().ok()?, None));
         let resources = Resources { closer: Closer::inline(), ..Resources::default() };
         let adopted = Session::adopt(&state, &mut take, packed_offer(), resources);
         rig.session.let_go();

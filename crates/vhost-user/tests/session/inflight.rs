@@ -332,8 +332,8 @@ fn a_region_that_came_before_another_layout_is_taken_over() {
     assert!(set(&mut rig, &region));
     assert!(rig.features(F_VERSION_1));
     let mut fds = Vec::new();
-    let state = rig.session.state(&mut |fd| {
-        fds.push(Some(fd.try_clone_to_owned()?));
+    let state = rig.session.state(&mut |fd, id| {
+        fds.push(Some((fd.try_clone_to_owned()?, id)));
         Ok(fds.len() as u32 - 1)
     });
     let state = state.unwrap();

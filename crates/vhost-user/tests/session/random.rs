@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use ringferry_memory::SharedMem;
-use ringferry_sys::eventfd::EventFd;
+use ringferry_sys::eventfd::{EventFd, EventId};
 use ringferry_vhost_user::message::{
     F_LOG_ALL, F_PROTOCOL_FEATURES, F_RING_PACKED, F_VERSION_1, FLAG_NEED_REPLY, InflightDescription,
     LogBase, MemoryRegion, NO_FD, Request, SingleRegion, TABLE, VERSION, VringAddr, VringState,
@@ -61,7 +61,7 @@ fn num() -> impl Strategy<Value = u32> {
 fn handed_copies(rig: &Rig, file: BorrowedFd<'_>) -> usize {
     let inode = |fd: BorrowedFd<'_>| rustix::fs::fstat(fd).unwrap().st_ino;
     let (wanted, mut copies) = (inode(file), 0);
-    let mut put = |fd: BorrowedFd<'_>| {
+    let mut put = |fd: BorrowedFd<'_>, _: Option<EventId>| {
         copies += usize::from(inode(fd) == wanted);
         Ok(0)
     };

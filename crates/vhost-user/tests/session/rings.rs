@@ -4,11 +4,15 @@ use std::os::fd::AsFd;
 
 use ringferry_memory::Words;
 use ringferry_ring::Parts;
-use ringferry_sys::eventfd::EventFd;
+use ringferry_sys::closer::Closer;
+use ringferry_sys::eventfd::{EventFd, EventId};
+use ringferry_vhost_user::backend::{Resources, Session};
 use ringferry_vhost_user::message::{F_PROTOCOL_FEATURES, F_VERSION_1, NO_FD, Request, VringAddr};
 use zerocopy::IntoBytes;
 
-use crate::rig::{Event, F_MRG_RXBUF, RING_SIZE, RING_SPAN, Rig, USER, guest, ring_addr, until_gone, view};
+use crate::rig::{
+    Event, F_MRG_RXBUF, RING_SIZE, RING_SPAN, Rig, USER, guest, offer, ring_addr, until_gone, view,
+};
 
 fn started(index: u16, base: u16, enabled: bool) -> Event {
     Event::Started { index, size: RING_SIZE, base, enabled }
@@ -256,4 +260,49 @@ fn reset_owner_has_no_effect() {
     assert!(rig.ack(Request::SetOwner, &[], &[]));
     assert!(rig.ack(Request::ResetOwner, &[], &[]));
     assert!(rig.dev.take().is_empty());
+}
+
+/// Returns the descriptors that another process would be handed, with their marks, and adopts what that would; without the marks if it is told none.
+fn adopted(rig: &Rig, with_marks: bool) -> (Vec<EventId>, Session) {
+    let mut fds = Vec::new();
+    let state = rig.session.state(&mut |fd, id| {
+        fds.push((fd.try_clone_to_owned()?, id));
+        Ok(fds.len() as u32 - 1)
+    });
+    let marks = fds.iter().filter_map(|(_, id)| *id).collect();
+    let mut take = |number: u32| {
+        let (fd, id) = &fds[number as usize];
+        Some((fd.try_clone().ok()?, id.filter(|_| with_marks)))
+    };
+    let resources = Resources { closer: Closer::inline(), ..Resources::default() };
+    let mut session = Session::adopt(&state.unwrap(), &mut take, offer(), resources).unwrap();
+    session.let_go();
+    (marks, session)
+}
+
+/// Whoever keeps the events of a session has each open file once: one that comes again, for another ring or in place of itself, is known.
+#[test]
+fn an_event_that_comes_again_has_the_mark_of_before() {
+    let (mut rig, _guest) = ready();
+    let [one, other] = [(); 2].map(|()| EventFd::new().unwrap());
+    assert!(rig.event(Request::SetVringCall, 0, &[one.as_fd()]));
+    assert!(rig.event(Request::SetVringCall, 1, &[other.as_fd()]));
+    assert!(rig.event(Request::SetVringCall, 2, &[one.as_fd()]));
+    assert!(rig.event(Request::SetVringErr, 1, &[other.as_fd()]));
+    assert!(rig.event(Request::SetVringKick, 3, &[one.as_fd()]));
+    let (marks, session) = adopted(&rig, true);
+    let (a, b) = (marks[0], marks[1]);
+    assert!(marks == [a, b, b, a, a] && a != b, "{marks:?}");
+    assert!(rig.event(Request::SetVringCall, 0, &[one.as_fd()]));
+    assert_eq!(adopted(&rig, true).0, marks);
+    // Another process goes on with them, or, if it is told none, has its own.
+    let same = |marks: &[EventId]| marks.iter().map(|mark| *mark == marks[0]).collect::<Vec<_>>();
+    let mut successor = Rig { session, ..Rig::negotiated() };
+    assert_eq!(adopted(&successor, true).0, marks);
+    successor.session = adopted(&rig, false).1;
+    let (others, mut session) = adopted(&successor, true);
+    assert!(same(&others) == same(&marks) && others.iter().all(|mark| !marks.contains(mark)), "{others:?}");
+    // The connections are those of one session.
+    session.let_go();
+    successor.session.let_go();
 }

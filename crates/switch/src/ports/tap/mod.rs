@@ -460,7 +460,7 @@ impl PortControl for TapPort {
     }
 
     fn hand_over(&self, put: &mut Put<'_>) -> io::Result<HandedPort> {
-        let queues = self.descriptors.iter().map(|queue| put(queue.as_fd()));
+        let queues = self.descriptors.iter().map(|queue| put(queue.as_fd(), None));
         let interface = Some(self.tap.clone());
         let queues = queues.collect::<io::Result<_>>()?;
         Ok(HandedPort::Tap(TapState { queues, interface, index: self.index }))

@@ -84,8 +84,8 @@ impl VhostPort {
     pub(super) fn handed(&self, put: &mut Put<'_>) -> io::Result<VhostState> {
         let (mut listener, mut inherited) = (None, None);
         match &self.endpoint {
-            Endpoint::Listen(socket) => listener = Some(put(socket.as_fd())?),
-            Endpoint::Once(Some(stream)) => inherited = Some(put(stream.as_fd())?),
+            Endpoint::Listen(socket) => listener = Some(put(socket.as_fd(), None)?),
+            Endpoint::Once(Some(stream)) => inherited = Some(put(stream.as_fd(), None)?),
             Endpoint::Connect(..) | Endpoint::Once(None) => {}
         }
         let left = |why: &String| {
@@ -136,7 +136,7 @@ impl VhostPort {
         // The settings may have changed since the front end has connected.
         let mut all = Offer::net(features(FeatureToggles::default()).bits(), PAIRS).with_dirty_log();
         all.protocol |= ProtocolFeatures::CONFIG;
-        match Session::adopt(session, &mut |number| fds.take(number), all, self.resources.clone()) {
+        match Session::adopt(session, &mut |number| fds.take_marked(number), all, self.resources.clone()) {
             Ok(session) => {
                 self.device.features = Features::from_bits_retain(session.features().unwrap_or(0));
                 self.device.memory = session.memory().cloned();
@@ -183,7 +183,7 @@ fn state_of(
     can_be_passed: &mut dyn FnMut(BorrowedFd<'_>) -> io::Result<bool>,
 ) -> io::Result<Option<Box<SessionState>>> {
     let mut all = true;
-    session.state(&mut |fd| {
+    session.state(&mut |fd, _| {
         all &= can_be_passed(fd)?;
         Ok(0)
     })?;
@@ -243,6 +243,7 @@ mod tests {
     use std::sync::Arc;
 
     use ringferry_sys::epoll::Epoll;
+    use ringferry_sys::eventfd::EventId;
 
     use super::*;
     use crate::config::{Config, PortKind, SwitchConfig};
@@ -264,7 +265,7 @@ mod tests {
             let mut port = VhostPort::new(port, &vhost, Endpoint::Listen(listener), cx)?;
             port.quarantine = Some("it has held up a worker".to_owned());
             port.retry_at = Instant::now() + QUARANTINE;
-            let mut state = port.handed(&mut |_| Ok(0)).unwrap();
+            let mut state = port.handed(&mut |_, _| Ok(0)).unwrap();
             let now = monotonic();
             let left = state.quarantine_until.unwrap() - now;
             assert!((1..=QUARANTINE.as_nanos() as u64).contains(&left), "{left}");
@@ -290,7 +291,7 @@ mod tests {
         let mut taken = Vec::new();
         let mut state = |refused: bool| {
             taken.clear();
-            let mut put = |fd: BorrowedFd<'_>| {
+            let mut put = |fd: BorrowedFd<'_>, _: Option<EventId>| {
                 taken.push(fd.as_raw_fd());
                 Ok(taken.len() as u32 - 1)
             };
@@ -300,7 +301,7 @@ mod tests {
         assert_eq!(state(true), (None, Vec::new()));
         let (handed, fds) = state(false);
         assert_eq!((handed.unwrap().socket, fds), (0, vec![session.as_fd().as_raw_fd()]));
-        let mut put = |_: BorrowedFd<'_>| Ok(0);
+        let mut put = |_: BorrowedFd<'_>, _: Option<EventId>| Ok(0);
         let nothing_passes = io::ErrorKind::QuotaExceeded;
         let error = state_of(&session, &mut put, &mut |_| Err(nothing_passes.into())).unwrap_err();
         assert_eq!(error.kind(), nothing_passes, "then no session is given up");
