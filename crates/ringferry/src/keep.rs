@@ -11,7 +11,7 @@ use std::ffi::OsString;
 use std::fmt::Display;
 use std::fs::{Metadata, Permissions};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use ringferry_control as control;
 use ringferry_sys::closer::{Closer, LeftBehind};
-use ringferry_sys::process::{Spawn, spawn};
+use ringferry_sys::process::{Spawn, spawn_lending};
 use ringferry_sys::rlimit;
 use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::systemd::{Manager, Notifier, Said};
@@ -52,6 +52,9 @@ const OWN_PROGRAM: &str = "/proc/self/exe";
 
 /// The number of the first descriptor that a switch inherits.
 const FIRST: i32 = 3;
+
+/// Numbers from here on are above all that a switch inherits.
+const ABOVE: i32 = FIRST + MOST as i32;
 
 /// Starts within [`WINDOW`] after which it gives up: the next switch would be killed, too.
 const STARTS: usize = 10;
@@ -309,6 +312,14 @@ impl Kept {
     }
 
     fn insert(&mut self, name: String, fd: OwnedFd) {
+        // Where the next switch inherits it without another copy. It stays where it is if there may be no such number.
+        let fd = match rustix::io::fcntl_dupfd_cloexec(&fd, ABOVE) {
+            Ok(moved) => {
+                self.let_go(fd);
+                moved
+            }
+            Err(_) => fd,
+        };
         if let Some(before) = self.files.insert(name, fd) {
             self.let_go(before);
         }
@@ -382,10 +393,8 @@ impl Keeper {
         if !names.is_empty() {
             command.env("LISTEN_FDS", names.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
         }
-        let keep_fds =
-            self.kept.files.values().zip(FIRST..).map(|(fd, number)| Ok((fd.try_clone()?, number)));
-        let keep_fds = keep_fds.collect::<io::Result<_>>()?;
-        spawn(&mut command, Spawn { keep_fds, ..Spawn::default() })
+        let lent: Vec<_> = self.kept.files.values().map(AsFd::as_fd).zip(FIRST..).collect();
+        spawn_lending(&mut command, Spawn::default(), &lent)
     }
 
     /// Does what the switch and whoever sends signals say until the switch has ended, or the process that has taken over from it. One that is not ready in time is logged, and

@@ -4,13 +4,14 @@
 //! any thread, but see [`Spawn::die_with_parent`].
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use rustix::pipe::PipeFlags;
 use rustix::process::Signal;
 use rustix::thread::{CapabilitySet, UnshareFlags};
 
@@ -40,8 +41,23 @@ pub struct Spawn {
 /// The errors of [`Command::spawn`]; `InvalidInput` for two namespaces, or for a descriptor number that is negative or
 /// used twice; a missing permission to make or enter the namespace (see [`namespace`]).
 pub fn spawn(command: &mut Command, spawn: Spawn) -> io::Result<Child> {
+    spawn_lending(command, spawn, &[])
+}
+
+/// [Starts](spawn) a child that inherits `lent` descriptors, too, which the parent keeps. Those whose numbers are above all that they get are not copied, so that there is
+/// nothing to close but the child's copy of each: closing an eventfd may take a while, see [`EventId`](crate::eventfd::EventId).
+///
+/// # Errors
+/// Those of [`spawn`].
+pub fn spawn_lending(
+    command: &mut Command,
+    spawn: Spawn,
+    lent: &[(BorrowedFd<'_>, RawFd)],
+) -> io::Result<Child> {
     let Spawn { new_net, join_net, die_with_parent, new_session, keep_fds } = spawn;
-    let mut targets: Vec<RawFd> = keep_fds.iter().map(|&(_, target)| target).collect();
+    let given: Vec<_> = keep_fds.iter().map(|(fd, target)| (fd.as_fd(), *target)).collect();
+    let given = given.iter().chain(lent);
+    let mut targets: Vec<RawFd> = given.clone().map(|&(_, target)| target).collect();
     targets.sort_unstable();
     let twice = targets.windows(2).any(|pair| pair[0] == pair[1]);
     if (new_net && join_net.is_some()) || twice || targets.first().is_some_and(|&lowest| lowest < 0) {
@@ -53,17 +69,22 @@ pub fn spawn(command: &mut Command, spawn: Spawn) -> io::Result<Child> {
     // reserved until the child runs, as `Command` might otherwise use one for the pipe on which the child reports
     // errors.
     let floor = targets.last().map_or(0, |&highest| highest.saturating_add(1));
-    let mut sources = Vec::with_capacity(keep_fds.len());
-    let mut reserved = Vec::with_capacity(keep_fds.len());
-    for (fd, target) in keep_fds {
-        let source = rustix::io::fcntl_dupfd_cloexec(&fd, floor)?;
-        let place = rustix::io::fcntl_dupfd_cloexec(&source, target)?;
+    let (mut copies, mut reserved) = (Vec::new(), Vec::new());
+    let mut moves: Vec<(RawFd, RawFd)> = Vec::with_capacity(targets.len());
+    let free = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?.0;
+    for &(fd, target) in given {
+        let mut source = fd.as_raw_fd();
+        if source < floor {
+            let copy = rustix::io::fcntl_dupfd_cloexec(fd, floor)?;
+            source = copy.as_raw_fd();
+            copies.push(copy);
+        }
+        let place = rustix::io::fcntl_dupfd_cloexec(&free, target)?;
         if place.as_raw_fd() == target {
             reserved.push(place);
         }
-        sources.push((source, target));
+        moves.push((source, target));
     }
-    let moves: Vec<(RawFd, RawFd)> = sources.iter().map(|(fd, target)| (fd.as_raw_fd(), *target)).collect();
     let net = join_net.as_ref().map(AsRawFd::as_raw_fd);
     let parent = rustix::process::getpid();
     // The hook cannot be removed from the command, so it is disarmed: its descriptors are closed after this call.
@@ -90,7 +111,7 @@ pub fn spawn(command: &mut Command, spawn: Spawn) -> io::Result<Child> {
         if let Some(net) = net {
             // SAFETY: `join_net` lives in the parent until `spawn` returns, and the child has a
             // copy of it until exec.
-            namespace::join(unsafe { std::os::fd::BorrowedFd::borrow_raw(net) })?;
+            namespace::join(unsafe { BorrowedFd::borrow_raw(net) })?;
         }
         for &(source, target) in &moves {
             // SAFETY: plain numbers; the target is a number the caller asked for, and what may be
@@ -107,7 +128,7 @@ pub fn spawn(command: &mut Command, spawn: Spawn) -> io::Result<Child> {
     unsafe { command.pre_exec(in_child) };
     let child = command.spawn();
     armed.store(false, Ordering::Relaxed);
-    drop(reserved);
+    drop((reserved, copies));
     child
 }
 
@@ -218,7 +239,7 @@ mod tests {
 
     #[test]
     fn kept_descriptors_arrive_under_their_numbers() {
-        let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).unwrap();
         let mut command = shell("echo ready >&7");
         let options = Spawn { keep_fds: vec![(write, 7)], ..Spawn::default() };
         let mut child = spawn(&mut command, options).unwrap();
@@ -233,7 +254,7 @@ mod tests {
 
     #[test]
     fn kept_descriptors_can_swap_places() {
-        let pipe = || rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        let pipe = || rustix::pipe::pipe_with(PipeFlags::CLOEXEC).unwrap();
         let ((read_a, a), (read_b, b)) = (pipe(), pipe());
         let (number_a, number_b) = (a.as_raw_fd(), b.as_raw_fd());
         let script = format!("echo a >/proc/self/fd/{number_b}; echo b >/proc/self/fd/{number_a}");
@@ -241,6 +262,26 @@ mod tests {
         let mut child = spawn(&mut shell(&script), options).unwrap();
         assert_eq!((read_all(read_a), read_all(read_b)), ("a\n".into(), "b\n".into()));
         child.wait().unwrap();
+    }
+
+    /// Wherever a lent descriptor lies: at a number that another one gets, at its own, or above all.
+    #[test]
+    fn lent_descriptors_arrive_and_stay() {
+        let pipe = || rustix::pipe::pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let ((read_low, low), (read_high, high)) = (pipe(), pipe());
+        let high = rustix::io::fcntl_dupfd_cloexec(high, 500).unwrap();
+        let numbers = [low.as_raw_fd(), low.as_raw_fd() + 1, 40];
+        let lent = [(high.as_fd(), numbers[0]), (low.as_fd(), numbers[1]), (high.as_fd(), numbers[2])];
+        let script = numbers.map(|number| format!("echo {number} >/proc/self/fd/{number}; "));
+        let script = format!("{}test -e /proc/self/fd/500 || echo closed", script.concat());
+        let child = spawn_lending(&mut shell(&script), Spawn::default(), &lent).unwrap();
+        assert_eq!(output(child), "closed");
+        for (fd, word) in [(&low, "low\n"), (&high, "high\n")] {
+            rustix::io::write(fd, word.as_bytes()).unwrap();
+        }
+        drop((low, high));
+        assert_eq!(read_all(read_low), format!("{}\nlow\n", numbers[1]));
+        assert_eq!(read_all(read_high), format!("{}\n{}\nhigh\n", numbers[0], numbers[2]));
     }
 
     #[test]
