@@ -469,7 +469,7 @@ impl Keeper {
                         End::Failed(status)
                     }
                     Some(status) => End::Killed(status.to_string()),
-                    None => End::Killed("without a word".to_owned()),
+                    None => End::Killed("how is not known, as another process had started it".to_owned()),
                 });
             }
             while let Some(signal) = signals.next()? {

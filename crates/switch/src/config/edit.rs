@@ -157,12 +157,11 @@ fn named(key: &str) -> Option<&'static str> {
 fn unknown(key: &str, known: impl Iterator<Item = &'static Key>) -> String {
     let mut seen = std::collections::HashSet::new();
     let known: Vec<_> = known.map(|key| key.name).filter(|name| seen.insert(*name)).collect();
-    let all = known.join(", ");
     let wrong = "is not a setting that can change while the port is open";
     // A key of another table is not a misspelling, so nothing is suggested for it.
     match nearest(key, &known).filter(|_| !sections().flat_map(|(_, keys)| keys).any(|row| row.name == key)) {
-        Some(nearest) => format!("{wrong}: did you mean {nearest}? Known: {all}"),
-        None => format!("{wrong}; known: {all}"),
+        Some(nearest) => format!("{wrong}: did you mean {nearest}?"),
+        None => format!("{wrong}; known: {}", known.join(", ")),
     }
 }
 

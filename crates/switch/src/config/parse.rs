@@ -250,7 +250,7 @@ impl<'a> Fields<'a> {
                     format!("is not a key{context}, but one of {scope}{near}; known: {known}")
                 }
                 (Some(nearest), None) => {
-                    format!("is not a key{context}: did you mean {nearest}? Known: {known}")
+                    format!("is not a key{context}: did you mean {nearest}?")
                 }
                 (None, None) => format!("is not a key{context}; known: {known}"),
             };

@@ -467,9 +467,11 @@ proptest! {
 
 #[test]
 fn unknown_keys_and_kinds_are_refused() {
-    assert!(vm_problem("mtuu = 1").starts_with(
-        "rf.toml:4: port.mtuu: is not a key of a vhost-user port: did you mean mtu? Known: kind, name, mtu,"
-    ));
+    // Whoever is told what was meant is not told the other forty.
+    assert_eq!(
+        vm_problem("mtuu = 1").lines().next(),
+        Some("rf.toml:4: port.mtuu: is not a key of a vhost-user port: did you mean mtu?")
+    );
     assert!(
         vm_problem("offloads = true")
             .starts_with("rf.toml:4: port.offloads: is not a key of a vhost-user port, but one of the keys of a tap port; known: kind,")
