@@ -102,7 +102,7 @@ migrate_told() {
     note "downtime in ms: $(sed -n 's/^migrated .*"downtime":\([0-9]*\).*/\1/p' "$LOG/case.log" | sort -n | paste -sd' ')"
 }
 
-# migrate_end: the same, and nothing was refused, and nobody had to be quarantined.
+# migrate_end: the same, and nothing was refused, and nobody had to be taken out of service.
 migrate_end() {
     migrate_told
     local name

@@ -143,7 +143,7 @@ fn json_reads_back_and_later_fields_are_ignored() {
 }
 
 #[test]
-fn a_port_in_quarantine_says_why() {
+fn a_port_out_of_service_says_why() {
     let mut snapshot = example();
     snapshot.ports[0].fault = Some("its kick event never falls silent".into());
     assert!(snapshot.to_text().contains("\n  fault: its kick event never falls silent\n"));

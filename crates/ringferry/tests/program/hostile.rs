@@ -649,7 +649,7 @@ fn h1_a_call_event_that_blocks_while_frames_are_delivered_costs_its_session() {
     a.send(&frame(trap.mac, a.mac, 60, 1));
     converse(&mut a, &mut b, 2, 20);
     switch.process.until_logged("its call event blocks whoever signals it");
-    switch.until("trap", "in quarantine", |port| port.fault.is_some() && port.state == PortState::Down);
+    switch.until("trap", "out of service", |port| port.fault.is_some() && port.state == PortState::Down);
     // What was delivered is there, for a guest that looks.
     assert_eq!(trap.receive_plain().len(), 60);
     drop(trap);
@@ -677,7 +677,7 @@ fn h1_a_call_event_that_blocks_while_a_command_is_carried_out_stops_nobody_and_c
     spring(&trap);
     let _ = villain.connection.frontend().set_vring_kick(RX, Some(kick.as_fd()));
     scene.others_talk();
-    let port = scene.switch.until("villain", "in quarantine", |port| port.fault.is_some());
+    let port = scene.switch.until("villain", "out of service", |port| port.fault.is_some());
     assert_eq!(port.fault.as_deref(), Some("its call event blocks whoever signals it"));
     scene.switch.until_state("villain", PortState::Down);
     // Whoever comes next waits in the backlog.
@@ -698,7 +698,7 @@ fn h1_an_error_event_that_blocks_when_a_ring_breaks_stops_nobody_and_costs_its_s
     // A head that there is not, of which the front end is to be told.
     villain.offer(TX, ENTRIES);
     scene.others_talk();
-    let port = scene.switch.until("villain", "in quarantine", |port| port.fault.is_some());
+    let port = scene.switch.until("villain", "out of service", |port| port.fault.is_some());
     assert_eq!(port.fault.as_deref(), Some("its error event blocks whoever signals it"));
     assert_eq!((port.state, port.counters["ring_errors"]), (PortState::Down, 1));
     scene.others_talk();
@@ -785,7 +785,7 @@ fn a_front_end_that_punches_holes_under_the_worker_is_found_and_nobody_else_is_b
             });
         }
         let mut offered = 0u16;
-        let port = eventually("the villain is in quarantine", || {
+        let port = eventually("the villain is out of service", || {
             while offered.wrapping_sub(villain.used_index(TX)) < ENTRIES {
                 villain.offer(TX, offered % ENTRIES);
                 offered = offered.wrapping_add(1);

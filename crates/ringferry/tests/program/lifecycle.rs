@@ -415,7 +415,7 @@ fn m6_a_kick_that_never_falls_silent_costs_its_session_and_does_not_keep_the_swi
     let semaphore = rustix::event::eventfd(0, flags).unwrap();
     rustix::io::write(&semaphore, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     let _ = raw.connection.frontend().set_vring_kick(1, Some(semaphore.as_fd()));
-    let port = switch.until("odd", "in quarantine", |port| port.fault.is_some());
+    let port = switch.until("odd", "out of service", |port| port.fault.is_some());
     assert_eq!(port.fault.as_deref(), Some("its kick event never falls silent"));
     // Its driver is not accused beside.
     assert_eq!((port.counters["ring_errors"], switch.process.logged("queue is broken")), (0, 0));
@@ -481,7 +481,7 @@ fn events_for_which_a_crowd_waits_cost_their_session() {
         a.send(&frame(Mac::BROADCAST, a.mac, 60, 1));
         b.receive_plain();
     }
-    let port = switch.until("called", "in quarantine", |port| port.fault.is_some());
+    let port = switch.until("called", "out of service", |port| port.fault.is_some());
     assert_eq!(port.fault.as_deref(), Some(why));
     drop(crowd);
 
@@ -490,7 +490,7 @@ fn events_for_which_a_crowd_waits_cost_their_session() {
     let kick = rustix::event::eventfd(0, flags).unwrap();
     kicked.connection.frontend().set_vring_kick(1, Some(kick.as_fd())).unwrap();
     let crowd = Crowd::before(&kick);
-    let port = switch.until("kicked", "in quarantine", |port| {
+    let port = switch.until("kicked", "out of service", |port| {
         rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
         port.fault.is_some()
     });

@@ -463,7 +463,7 @@ fn settings_for_the_next_connection_wait_for_it_also_in_the_next_process() {
 
 /// A front end that has held up a worker gains nothing by the replacement.
 #[test]
-fn a_port_in_quarantine_stays_there() {
+fn a_port_out_of_service_stays_so() {
     let place = Place::new();
     let mut switch = place.switch(&["a", "b", "villain"]);
     let (mut a, mut b) = bystanders(&switch);
@@ -473,7 +473,7 @@ fn a_port_in_quarantine_stays_there() {
     villain.frontend().set_vring_call(0, Some(trap.as_fd())).unwrap();
     spring(&trap);
     let _ = villain.frontend().set_vring_kick(0, Some(kick.as_fd()));
-    let before = switch.until("villain", "in quarantine", |port| port.fault.is_some());
+    let before = switch.until("villain", "out of service", |port| port.fault.is_some());
     for _ in 0..2 {
         switch = replaced(&place, switch, |_| ());
         let port = switch.port("villain");

@@ -293,7 +293,7 @@ pub trait Queues: Send + Sized + 'static {
 
     /// Takes the port out of service, because its peer holds up the worker: from now on none of its queues in this worker touches anything of the peer's.
     /// The control plane is told, and ends the connection. A kind of port whose peer cannot hold up anybody does nothing.
-    fn quarantine(&mut self, why: &str, watch: Watch<'_>) {
+    fn take_out_of_service(&mut self, why: &str, watch: Watch<'_>) {
         let _ = (why, watch);
     }
 

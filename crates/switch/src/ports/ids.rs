@@ -1,7 +1,7 @@
 //! Allocation of the numbers of ports, which come and go.
 //!
 //! The port table takes a [`PortId`] for every port of every kind and frees it when the port is removed. An
-//! id is an index of the workers' tables, so ids are small; a freed one is quarantined before it is another
+//! id is an index of the workers' tables, so ids are small; a freed one rests before it is another
 //! port's.
 
 use std::collections::VecDeque;
@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use crate::fdb::PortId;
 
-/// Quarantine of a freed id. After it, no frame for the id's last port is under way between two workers, nor
+/// How long a freed id rests. After that, no frame for the id's last port is under way between two workers, nor
 /// an address that was learned behind that port.
-const QUARANTINE: Duration = Duration::from_secs(10);
+const REST: Duration = Duration::from_secs(10);
 
 /// Allocates ids from 0 on.
 #[derive(Debug, Default)]
@@ -22,10 +22,10 @@ pub(crate) struct PortIds {
 }
 
 impl PortIds {
-    /// An id that no port has: a quarantined one that is due, else a new one, else (better soon than never) the one that was freed first;
+    /// An id that no port has: one that has rested, else a new one, else (better soon than never) the one that was freed first;
     /// `None` when all have one.
     pub(crate) fn allocate(&mut self, now: Instant) -> Option<PortId> {
-        let due = self.freed.front().is_some_and(|(since, _)| now.duration_since(*since) >= QUARANTINE);
+        let due = self.freed.front().is_some_and(|(since, _)| now.duration_since(*since) >= REST);
         if !due && self.next < u16::MAX {
             self.next += 1;
             return Some(PortId(self.next - 1));
@@ -33,7 +33,7 @@ impl PortIds {
         Some(self.freed.pop_front()?.1)
     }
 
-    /// Frees an id, which stays in quarantine from `now` on.
+    /// Frees an id, which rests from `now` on.
     pub(crate) fn free(&mut self, id: PortId, now: Instant) {
         self.freed.push_back((now, id));
     }
@@ -51,8 +51,8 @@ mod tests {
         assert_eq!(first, PortId(3));
         ids.free(first, start);
         assert_eq!(ids.allocate(start), Some(PortId(4)));
-        assert_eq!(ids.allocate(start + QUARANTINE), Some(PortId(3)));
-        assert_eq!(ids.allocate(start + QUARANTINE), Some(PortId(5)));
+        assert_eq!(ids.allocate(start + REST), Some(PortId(3)));
+        assert_eq!(ids.allocate(start + REST), Some(PortId(5)));
     }
 
     #[test]

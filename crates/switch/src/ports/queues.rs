@@ -211,8 +211,8 @@ macro_rules! kinds {
                 each!(self, queues => queues.close(watch));
             }
 
-            fn quarantine(&mut self, why: &str, watch: Watch<'_>) {
-                each!(self, queues => queues.quarantine(why, watch));
+            fn take_out_of_service(&mut self, why: &str, watch: Watch<'_>) {
+                each!(self, queues => queues.take_out_of_service(why, watch));
             }
 
             fn inspect(&mut self, states: &mut Vec<QueueState>) {

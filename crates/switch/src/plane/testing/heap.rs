@@ -116,7 +116,7 @@ pub struct Wire {
     further: AtomicUsize,
     punched: Mutex<Punched>,
     /// Why it was taken out of service.
-    quarantine: Mutex<Option<String>>,
+    out_of_service: Mutex<Option<String>>,
 }
 
 impl Wire {
@@ -140,7 +140,7 @@ impl Wire {
         let queues = (0..queues.max(1)).map(|_| Mutex::new(queue())).collect();
         let tap = cost == FrameCost::SystemCall;
         let burden = AtomicU64::new(0);
-        let (punched, quarantine) = (Mutex::default(), Mutex::default());
+        let (punched, out_of_service) = (Mutex::default(), Mutex::default());
         let offloads_tagged = AtomicBool::new(true);
         let (largest, further) = (AtomicU64::new(u64::MAX), AtomicUsize::new(0));
         Wire {
@@ -153,7 +153,7 @@ impl Wire {
             burden,
             further,
             punched,
-            quarantine,
+            out_of_service,
         }
     }
 
@@ -177,8 +177,8 @@ impl Wire {
     }
 
     /// Why the engine has taken it out of service, if it has.
-    pub fn quarantine(&self) -> Option<String> {
-        self.quarantine.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn out_of_service(&self) -> Option<String> {
+        self.out_of_service.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Makes each burst that is taken from it cost so much processor time.
@@ -531,8 +531,8 @@ impl Queues for HeapQueues {
         true
     }
 
-    fn quarantine(&mut self, why: &str, watch: Watch<'_>) {
-        *self.wire.quarantine.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.to_owned());
+    fn take_out_of_service(&mut self, why: &str, watch: Watch<'_>) {
+        *self.wire.out_of_service.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.to_owned());
         self.close(watch);
     }
 

@@ -23,7 +23,7 @@
 //!
 //! The control plane touches memory of a front end only where it takes over an in-flight region, and has itself looked at while it serves a message.
 //!
-//! A port in whose memory the worker has slept [often](OFTEN) or [long](LONG) is taken out of service ([`Queues::quarantine`](crate::plane::Queues)).
+//! A port in whose memory the worker has slept [often](OFTEN) or [long](LONG) is taken out of service ([`Queues::take_out_of_service`](crate::plane::Queues)).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -427,7 +427,7 @@ impl<P: Queues> Worker<P> {
     #[inline]
     fn convict(&mut self) {
         while let Some(id) = self.forwarder.holes.next_convicted() {
-            self.with_port(id, |port, watch| port.queues.quarantine(holes::HOLES, watch));
+            self.with_port(id, |port, watch| port.queues.take_out_of_service(holes::HOLES, watch));
         }
     }
 

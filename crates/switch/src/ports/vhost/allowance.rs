@@ -22,7 +22,7 @@ const WORK: Duration = Duration::from_micros(250);
 /// Time of a usual turn, which costs nothing.
 const USUAL: Duration = Duration::from_millis(1);
 
-/// Most that a turn costs: as long as a front end is in quarantine, a minute. One for whose connection a million epoll entries wait makes each answer, and
+/// Most that a turn costs: as long as a front end is out of service, a minute. One for whose connection a million epoll entries wait makes each answer, and
 /// the end of the connection, take half a second.
 const MOST: u32 = 1200;
 

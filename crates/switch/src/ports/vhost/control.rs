@@ -5,7 +5,7 @@
 //!
 //! The port's [`Closer`](ringferry_sys::closer::Closer) closes descriptors and memory that front ends have passed, and its
 //! [`Allowance`] limits how often they may disturb the workers. While the closer is behind or the allowance is used up, the port is
-//! paused: it reads and accepts nothing, and epoll does not watch it, as its sockets stay readable; it resumes after some time. A port whose worker does not answer loses its session and is in quarantine until that worker has caught up.
+//! paused: it reads and accepts nothing, and epoll does not watch it, as its sockets stay readable; it resumes after some time. A port whose worker does not answer loses its session and is out of service until that worker has caught up.
 //!
 //! ```text
 //!   listening / connecting ── accept, connect ──► session ── end of stream, refused message, lost memory ──► ended
@@ -75,7 +75,7 @@ const CATCH_UP: Duration = Duration::from_millis(100);
 
 /// Time for which a port serves no front end after one has tried to hold up a worker. Each attempt costs the
 /// others up to one [interval of the watchdog](ringferry_sys::watchdog::INTERVAL).
-pub(super) const QUARANTINE: Duration = Duration::from_secs(60);
+pub(super) const OUT_OF_SERVICE: Duration = Duration::from_secs(60);
 
 /// Connections behind a session's that are looked at in a second: as many as wait in a socket.
 const LOOKS: usize = 16;
@@ -141,7 +141,7 @@ pub(super) struct VhostPort {
     paused: Option<Instant>,
     /// The reason why no front end is served: the last one's offence, or a late worker. Checked again at
     /// [`retry_at`](Self::retry_at).
-    pub(super) quarantine: Option<String>,
+    pub(super) out_of_service: Option<String>,
     /// Time of the next attempt to connect or to listen.
     pub(super) retry_at: Instant,
     /// True if the listener could not accept: it is not watched for a while, as it stays readable.
@@ -335,7 +335,7 @@ impl VhostPort {
             resources,
             allowance: Allowance::default(),
             paused: None,
-            quarantine: None,
+            out_of_service: None,
             retry_at: Instant::now(),
             accept_failed: false,
             failure_logged: false,
@@ -379,7 +379,7 @@ impl VhostPort {
             _ if self.paused.is_some() => Watched::Nothing,
             (Some(_), _) => Watched::Session,
             (None, Endpoint::Listen(_))
-                if !self.accept_failed && self.quarantine.is_none() && !self.retired =>
+                if !self.accept_failed && self.out_of_service.is_none() && !self.retired =>
             {
                 Watched::Listener
             }
@@ -416,7 +416,7 @@ impl VhostPort {
         if self.paused.is_some() {
             return;
         }
-        if self.quarantine.is_some() {
+        if self.out_of_service.is_some() {
             if now < self.retry_at {
                 return;
             }
@@ -424,7 +424,7 @@ impl VhostPort {
                 self.retry_at = now + RETRY;
                 return;
             }
-            self.quarantine = None;
+            self.out_of_service = None;
         }
         if self.session.is_some() {
             self.serve_session();
@@ -432,7 +432,7 @@ impl VhostPort {
             if can_close {
                 self.connect();
             } else {
-                self.put_into_quarantine(UNCLOSED);
+                self.take_out_of_service(UNCLOSED);
             }
         }
     }
@@ -469,7 +469,7 @@ impl VhostPort {
             Err(error) => return self.session_failed(&error),
         }
         if self.sleeps.are_too_much() {
-            self.put_into_quarantine(HOLES);
+            self.take_out_of_service(HOLES);
         }
     }
 
@@ -499,14 +499,14 @@ impl VhostPort {
     }
 
     /// Ends the session of a front end that has tried to hold up others, and serves none for a while.
-    fn put_into_quarantine(&mut self, why: &str) {
-        // Without a limit, which its front end may have used up for this: it comes once in a quarantine.
-        let (port, seconds) = (&self.device.name, QUARANTINE.as_secs());
+    fn take_out_of_service(&mut self, why: &str) {
+        // Without a limit, which its front end may have used up for this: it comes once in that time.
+        let (port, seconds) = (&self.device.name, OUT_OF_SERVICE.as_secs());
         tracing::warn!(port, "the front end is disconnected, and none is served for {seconds} s: {why}");
         self.close();
         self.end = Some((why.to_owned(), Instant::now()));
-        self.retry_at = Instant::now() + QUARANTINE;
-        self.quarantine = Some(why.to_owned());
+        self.retry_at = Instant::now() + OUT_OF_SERVICE;
+        self.out_of_service = Some(why.to_owned());
     }
 
     /// Accepts a front end, or connects to it.
@@ -723,14 +723,14 @@ impl VhostPort {
             // Who waits has waited.
             self.retry_at = if self.waiting.is_empty() { now + RETRY } else { now };
             (self.memory_lacks, self.unshared) = (false, false);
-            self.quarantine = self.device.unanswered.take().map(|why| why.to_string());
+            self.out_of_service = self.device.unanswered.take().map(|why| why.to_string());
         }
     }
 
     /// Returns whether packets flow, as far as the control plane knows.
     fn state(&self) -> PortState {
         let Some(session) = &self.session else {
-            if self.quarantine.is_some() {
+            if self.out_of_service.is_some() {
                 return PortState::Down;
             }
             return match self.endpoint {
@@ -751,8 +751,8 @@ impl VhostPort {
 
     /// Returns the reason why no front end, or no other one, is served although one might be there.
     fn unserved(&self) -> Option<String> {
-        if self.quarantine.is_some() {
-            return self.quarantine.clone();
+        if self.out_of_service.is_some() {
+            return self.out_of_service.clone();
         }
         if self.unshared {
             return Some(UNSHARED.to_owned());
@@ -819,12 +819,12 @@ impl PortControl for VhostPort {
         }
         let tries = match self.endpoint {
             Endpoint::Listen(_) => {
-                self.accept_failed || self.quarantine.is_some() || !self.waiting.is_empty()
+                self.accept_failed || self.out_of_service.is_some() || !self.waiting.is_empty()
             }
             Endpoint::Connect(..) => true,
             Endpoint::Once(ref stream) => stream.is_some(),
         };
-        (self.session.is_none() && !self.retired && (tries || self.quarantine.is_some()))
+        (self.session.is_none() && !self.retired && (tries || self.out_of_service.is_some()))
             .then_some(self.retry_at)
     }
 
@@ -833,7 +833,7 @@ impl PortControl for VhostPort {
             return false;
         }
         if self.session.is_some() && fault.session.is_none_or(|session| session == self.device.session) {
-            self.put_into_quarantine(&fault.why);
+            self.take_out_of_service(&fault.why);
             self.settle(cx);
         }
         true

@@ -2,18 +2,18 @@
 //! worker has of a port.
 //!
 //! A ring whose driver breaks the rules is the guest's to reset, and only logged. A front end that tries to
-//! hold up the worker itself is worse, as every other port pays for it: its session is in *quarantine* from
+//! hold up the worker itself is worse, as every other port pays for it: its session is *out of service* from
 //! then on, so the worker touches none of its events again, and the control plane, which is told by a
 //! [`PortFault`], ends the session.
 //!
 //! **Long calls.** Whoever signals or reads an eventfd goes through all that wait for it, with a lock held and interrupts off, and a front end can have
 //! millions wait for one of its own: poll(2) takes the same descriptor any number of times. Such a call does not block, it uses processor time, some
 //! 15 ms for a million. So calls are [timed](FrontendFaults::timed): one that was long may have lost its processor, and is no more than a reason to look
-//! at the next ones by the clock that counts only what the thread has used; if these are long, too, the session is in quarantine.
+//! at the next ones by the clock that counts only what the thread has used; if these are long, too, the session is out of service.
 //!
 //! **What is long** depends on the machine: where the processor is emulated, to wake a process takes longer than anything on a real one. So calls are compared with
 //! what signalling an eventfd of our own takes there and then, for which nobody waits. In an emulated aarch64 machine each of our demo's front ends was
-//! in quarantine within seconds before that was so.
+//! out of service within seconds before that was so.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,32 +29,32 @@ pub(super) struct FrontendFaults {
     /// One line about a broken queue per interval: a guest may break, reset and break it again; `ring_errors` counts them all.
     pub(super) limit: LogLimit,
     reporter: Arc<FaultReporter>,
-    /// The session in quarantine, until the control plane has ended it. A later session has another number.
-    quarantined: Option<u32>,
+    /// The session out of service, until the control plane has ended it. A later session has another number.
+    out_of_service: Option<u32>,
     suspicion: Suspicion,
 }
 
 impl FrontendFaults {
     /// Makes the state of a port without sessions.
     pub(super) fn new(reporter: Arc<FaultReporter>) -> Self {
-        Self { limit: LogLimit::new(1), reporter, quarantined: None, suspicion: Suspicion::default() }
+        Self { limit: LogLimit::new(1), reporter, out_of_service: None, suspicion: Suspicion::default() }
     }
 
     /// Returns true if the events of this session must not be touched.
     #[inline]
-    pub(super) fn is_quarantined(&self, session: u32) -> bool {
-        self.quarantined == Some(session)
+    pub(super) fn is_out_of_service(&self, session: u32) -> bool {
+        self.out_of_service == Some(session)
     }
 
-    /// Puts a session into quarantine and tells the control plane, once.
+    /// Takes a session out of service and tells the control plane, once.
     #[cold]
-    pub(super) fn quarantine(&mut self, port: &PortHandle, session: u32, why: &str) {
-        if self.quarantined.replace(session) != Some(session) {
+    pub(super) fn take_out_of_service(&mut self, port: &PortHandle, session: u32, why: &str) {
+        if self.out_of_service.replace(session) != Some(session) {
             self.reporter.report(PortFault { port: port.id, session: Some(session), why: why.to_owned() });
         }
     }
 
-    /// Makes a call on an event of this session, and puts the session into quarantine if such calls keep taking long.
+    /// Makes a call on an event of this session, and takes the session out of service if such calls keep taking long.
     #[inline]
     pub(super) fn timed<T>(&mut self, port: &PortHandle, session: u32, call: impl FnOnce() -> T) -> T {
         let used = if self.suspicion.looks() { Some(thread_time()) } else { None };
@@ -74,7 +74,7 @@ impl FrontendFaults {
             self.suspicion = Suspicion::begin(harmless_call());
         } else if used.is_some_and(|used| self.suspicion.is_proven_by(used)) {
             self.suspicion = Suspicion::default();
-            self.quarantine(port, session, "it makes whoever uses its events wait in the kernel");
+            self.take_out_of_service(port, session, "it makes whoever uses its events wait in the kernel");
         }
     }
 }

@@ -11,7 +11,7 @@ use ringferry_vhost_user::message::ProtocolFeatures;
 use ringferry_virtio_net::Features;
 use serde::{Deserialize, Serialize};
 
-use super::control::{Endpoint, QUARANTINE, SessionSettings, VhostPort};
+use super::control::{Endpoint, OUT_OF_SERVICE, SessionSettings, VhostPort};
 use super::device::{PortDevice, features};
 use crate::config::{FeatureToggles, PortConfig, VhostUserConfig, VhostUserEndpoint};
 use crate::plane::{PAIRS, monotonic};
@@ -39,12 +39,12 @@ pub(crate) struct VhostState {
     mtu: u16,
     /// What earlier sessions have counted.
     past: CountersState,
-    /// No front end is served, for this reason and so many milliseconds from when this was written, which programs read that do not know `quarantine_until`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    quarantine: Option<(String, u64)>,
+    /// No front end is served, for this reason and so many milliseconds from when this was written, which programs read that do not know the next field. Both have the names that they had at first.
+    #[serde(rename = "quarantine", default, skip_serializing_if = "Option::is_none")]
+    out_of_service: Option<(String, u64)>,
     /// The end of that, in nanoseconds of the system's monotonic clock: it does not move while the state lies somewhere.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    quarantine_until: Option<u64>,
+    #[serde(rename = "quarantine_until", default, skip_serializing_if = "Option::is_none")]
+    out_of_service_until: Option<u64>,
     /// The settings that the session was begun with, if the configuration has others for the next one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     agreed: Option<Agreed>,
@@ -75,7 +75,7 @@ impl VhostPort {
     /// Returns numbers that change whenever [`handed`](Self::handed) would return another state.
     pub(super) fn generation_of_state(&self) -> (u64, u64) {
         let session = self.session.as_ref().map_or(0, |session| session.generation() + 1);
-        let flags = u64::from(self.next.is_some()) << 1 | u64::from(self.quarantine.is_some());
+        let flags = u64::from(self.next.is_some()) << 1 | u64::from(self.out_of_service.is_some());
         let made = u64::from(self.sockets) << 48 | u64::from(self.device.session) << 2;
         (made | flags, session)
     }
@@ -113,8 +113,8 @@ impl VhostPort {
             heard: self.heard,
             mtu: self.device.mtu,
             past: self.past.into(),
-            quarantine: self.quarantine.as_ref().map(left),
-            quarantine_until: self.quarantine.as_ref().map(|_| monotonic_of(self.retry_at)),
+            out_of_service: self.out_of_service.as_ref().map(left),
+            out_of_service_until: self.out_of_service.as_ref().map(|_| monotonic_of(self.retry_at)),
             agreed: self.next.is_some().then_some(agreed),
         })
     }
@@ -123,14 +123,14 @@ impl VhostPort {
     fn adopt(&mut self, state: &VhostState, fds: &mut Descriptors, before: Before) -> Result<(), OpenError> {
         self.device.session = state.sessions;
         (self.heard, self.past) = (state.heard, state.past.into());
-        if let Some((why, left)) = &state.quarantine {
-            self.quarantine = Some(why.clone());
-            let left = match state.quarantine_until {
+        if let Some((why, left)) = &state.out_of_service {
+            self.out_of_service = Some(why.clone());
+            let left = match state.out_of_service_until {
                 Some(until) => Duration::from_nanos(until.saturating_sub(monotonic())),
                 None => Duration::from_millis(*left),
             };
             // Whatever the state says.
-            self.retry_at = Instant::now() + left.min(QUARANTINE);
+            self.retry_at = Instant::now() + left.min(OUT_OF_SERVICE);
         }
         let Some(session) = &state.session else { return Ok(()) };
         // The settings may have changed since the front end has connected.
@@ -252,7 +252,7 @@ mod tests {
 
     /// The state of a port may be read long after it was stored, by the process that follows one that was killed.
     #[test]
-    fn a_quarantine_ends_when_it_was_to_however_long_its_state_lies_somewhere() {
+    fn a_port_is_out_of_service_for_as_long_as_it_was_to_be_however_long_its_state_lies_somewhere() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("a");
         let config = Config::builder().port_flag(&format!("vhost-user:{}", socket.display()));
@@ -263,22 +263,27 @@ mod tests {
         let plug = move |port: &PortConfig, cx: &mut Context<'_>| {
             let PortKind::VhostUser(vhost) = port.kind.clone() else { unreachable!() };
             let mut port = VhostPort::new(port, &vhost, Endpoint::Listen(listener), cx)?;
-            port.quarantine = Some("it has held up a worker".to_owned());
-            port.retry_at = Instant::now() + QUARANTINE;
+            port.out_of_service = Some("it has held up a worker".to_owned());
+            port.retry_at = Instant::now() + OUT_OF_SERVICE;
             let mut state = port.handed(&mut |_, _| Ok(0)).unwrap();
+            let written = serde_json::to_value(&state).unwrap();
+            assert!(
+                written["quarantine"][0] == "it has held up a worker" && written["quarantine_until"].is_u64(),
+                "{written}"
+            );
             let now = monotonic();
-            let left = state.quarantine_until.unwrap() - now;
-            assert!((1..=QUARANTINE.as_nanos() as u64).contains(&left), "{left}");
+            let left = state.out_of_service_until.unwrap() - now;
+            assert!((1..=OUT_OF_SERVICE.as_nanos() as u64).contains(&left), "{left}");
             let mut adopted = |until| {
-                state.quarantine_until = until;
+                state.out_of_service_until = until;
                 port.adopt(&state, &mut Descriptors::default(), Before::Died).unwrap();
-                assert_eq!(port.quarantine.as_deref(), Some("it has held up a worker"));
+                assert_eq!(port.out_of_service.as_deref(), Some("it has held up a worker"));
                 port.retry_at.saturating_duration_since(Instant::now())
             };
             assert_eq!(adopted(Some(now)), Duration::ZERO, "it is over");
             assert!(adopted(Some(now + 1_000_000_000)) <= Duration::from_secs(1), "most of it is over");
-            assert!(adopted(None) > QUARANTINE / 2, "as an earlier program says it");
-            assert!(adopted(Some(u64::MAX)) <= QUARANTINE, "nonsense");
+            assert!(adopted(None) > OUT_OF_SERVICE / 2, "as an earlier program says it");
+            assert!(adopted(Some(u64::MAX)) <= OUT_OF_SERVICE, "nonsense");
             Ok(Box::new(port) as Box<dyn PortControl>)
         };
         table.add(config.ports[0].clone(), Box::new(plug), &epoll).unwrap();

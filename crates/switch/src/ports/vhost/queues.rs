@@ -86,13 +86,13 @@ impl Common {
     /// Signals the guest through the ring's call event.
     fn ring_call(&mut self, faults: &mut FrontendFaults, port: &PortHandle, pair: &PairCounters) {
         let Some(call) = &self.call else { return };
-        if faults.is_quarantined(self.session) {
+        if faults.is_out_of_service(self.session) {
             return;
         }
         port.counters.calls.add(1);
         pair.calls.add(1);
         if faults.timed(port, self.session, || call.signal()).is_err() {
-            faults.quarantine(port, self.session, "its call event blocks whoever signals it");
+            faults.take_out_of_service(port, self.session, "its call event blocks whoever signals it");
         }
     }
 
@@ -104,10 +104,10 @@ impl Common {
         }
         port.counters.ring_errors.add(1);
         if let Some(err) = &self.err
-            && !faults.is_quarantined(self.session)
+            && !faults.is_out_of_service(self.session)
             && faults.timed(port, self.session, || err.signal()).is_err()
         {
-            faults.quarantine(port, self.session, "its error event blocks whoever signals it");
+            faults.take_out_of_service(port, self.session, "its error event blocks whoever signals it");
         }
         if faults.limit.allows_reason(&port.name, fault) {
             tracing::warn!(
@@ -347,7 +347,7 @@ impl Queues for VhostQueues {
         let session = queue.common.session;
         let drain = || {
             let drained = faults.timed(port, session, || kick.drain());
-            if faults.is_quarantined(session) { Err(io::ErrorKind::TimedOut.into()) } else { drained }
+            if faults.is_out_of_service(session) { Err(io::ErrorKind::TimedOut.into()) } else { drained }
         };
         let works = falls_silent(drain, || ring.has_chains()).unwrap_or(false);
         if !works {
@@ -355,7 +355,7 @@ impl Queues for VhostQueues {
             // This keeps the ring from being served until its session is over. Its driver has broken no rule.
             ring.break_with(Fault::Unusable);
             queue.common.reported = true;
-            faults.quarantine(port, session, "its kick event never falls silent");
+            faults.take_out_of_service(port, session, "its kick event never falls silent");
         }
         true
     }
@@ -571,19 +571,19 @@ impl Queues for VhostQueues {
         true
     }
 
-    fn quarantine(&mut self, why: &str, watch: Watch<'_>) {
+    fn take_out_of_service(&mut self, why: &str, watch: Watch<'_>) {
         let Self { port, tx, rx, faults, closer, .. } = self;
         for queue in tx.iter_mut().flatten() {
             unwatch(watch, queue.common.kick.take(), closer);
             // This keeps the ring from being served until its session is over. Its driver has broken no rule.
             queue.queue.ring().break_with(Fault::Unusable);
             queue.common.reported = true;
-            faults.quarantine(port, queue.common.session, why);
+            faults.take_out_of_service(port, queue.common.session, why);
         }
         for queue in rx.iter_mut().flatten() {
             queue.queue.ring().break_with(Fault::Unusable);
             queue.common.reported = true;
-            faults.quarantine(port, queue.common.session, why);
+            faults.take_out_of_service(port, queue.common.session, why);
         }
     }
 

@@ -48,14 +48,14 @@ impl Ports {
     }
 
     /// Which of the ports are out of service.
-    fn quarantined(&self) -> Vec<u16> {
-        let out = |id: &u16| self.wires[usize::from(*id)].quarantine().is_some();
+    fn out_of_service(&self) -> Vec<u16> {
+        let out = |id: &u16| self.wires[usize::from(*id)].out_of_service().is_some();
         (0..3).filter(out).collect()
     }
 }
 
 #[test]
-fn holes_punched_under_a_worker_quarantine_the_port_whose_memory_it_is() {
+fn holes_punched_under_a_worker_take_the_port_out_of_service_whose_memory_it_is() {
     for sleep in [SHORT, USUAL] {
         for punched in
             [Punched { rings: sleep, ..Punched::default() }, Punched { buffers: sleep, ..Punched::default() }]
@@ -64,15 +64,15 @@ fn holes_punched_under_a_worker_quarantine_the_port_whose_memory_it_is() {
             ports.wires[0].punch(punched);
             ports.bed.slow_round(0);
             let mut bursts = 0;
-            while ports.quarantined().is_empty() {
+            while ports.out_of_service().is_empty() {
                 let (from, to) = if punched.rings > 0 { (0, 1) } else { (1, 0) };
                 ports.send(from, to);
                 bursts += 1;
                 assert!(bursts < 10, "nobody is to blame for {punched:?}");
             }
-            assert_eq!(ports.quarantined(), [0], "{punched:?}");
+            assert_eq!(ports.out_of_service(), [0], "{punched:?}");
             assert!(bursts <= 4, "{bursts} bursts of {punched:?}");
-            let why = ports.wires[0].quarantine().unwrap();
+            let why = ports.wires[0].out_of_service().unwrap();
             assert!(why.contains("punches holes"), "{why}");
             // The others go on.
             assert_eq!(ports.send(1, 2), 1);
@@ -90,11 +90,11 @@ fn holes_under_the_frames_of_a_sender_are_never_put_down_to_the_receiver() {
         assert_eq!(ports.send(0, 1), 1);
     }
     // Frames are copied before they are delivered, once one has put the worker to sleep.
-    assert_eq!((ports.quarantined(), ports.wires[1].read_in_place(0)), (vec![], 1));
+    assert_eq!((ports.out_of_service(), ports.wires[1].read_in_place(0)), (vec![], 1));
     // It is then the sender that is found out, when its memory is read for the copy.
     ports.wires[0].punch(Punched { rings: USUAL, ..Punched::default() });
     (0..2).for_each(|_| _ = ports.send(0, 1));
-    assert_eq!(ports.quarantined(), [0]);
+    assert_eq!(ports.out_of_service(), [0]);
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn a_worker_that_is_slow_for_other_reasons_blames_nobody() {
         ports.bed.slow_round(0);
         assert_eq!(ports.send(0, 1) + ports.send(1, 0), 2);
     }
-    assert!(ports.quarantined().is_empty());
+    assert!(ports.out_of_service().is_empty());
 }
 
 /// A balloon that takes back a page which is touched just then is no attack.
@@ -122,7 +122,7 @@ fn sleeps_that_are_rare_or_short_are_forgotten() {
         ports.wires[0].punch(Punched::default());
         ports.bed.quiet_for(0, Duration::from_secs(11));
     }
-    assert!(ports.quarantined().is_empty());
+    assert!(ports.out_of_service().is_empty());
     // Another port of the same number does not inherit what was put down to the one before.
     ports.bed.slow_round(0);
     ports.wires[0].punch(Punched { rings: SHORT, ..Punched::default() });
@@ -132,7 +132,7 @@ fn sleeps_that_are_rare_or_short_are_forgotten() {
     ports.wires[0] = ports.bed.add_as(PortId(0), &HeapPort { rules, ..HeapPort::default() });
     ports.wires[0].punch(Punched { rings: SHORT, ..Punched::default() });
     (0..2).for_each(|_| _ = ports.send(0, 1));
-    assert!(ports.quarantined().is_empty());
+    assert!(ports.out_of_service().is_empty());
 }
 
 /// An IPv4 datagram that must not be cut.
@@ -169,7 +169,7 @@ fn holes_under_an_answer_are_those_of_the_port_that_is_answered() {
             bed.run_for(200_000);
         }
         assert!(!wires[0].received(0).is_empty(), "it is answered");
-        assert!(wires[1].quarantine().is_none(), "the receiver is not to blame");
-        assert!(wires[0].quarantine().is_some_and(|why| why.contains("punches holes")));
+        assert!(wires[1].out_of_service().is_none(), "the receiver is not to blame");
+        assert!(wires[0].out_of_service().is_some_and(|why| why.contains("punches holes")));
     }
 }
