@@ -102,7 +102,7 @@ impl LinkChange {
         let state = if self.up { "up" } else { "down: no packet passes it" };
         let told = match self.told {
             true => "its guest was told",
-            false => "whoever is behind it was not told: only a front end that asks for such messages is",
+            false => "whoever is behind it was not told: a front end is told that asks for such messages",
         };
         format!("{} is {state}; {told}\n", self.port)
     }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::rules::kept;
+use crate::rules::{kept, notes_to_text};
 
 /// The outcome of adding or removing a port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,6 +16,9 @@ pub struct PortChange {
     pub persistent: bool,
     /// The file, or the reason why it does not say so, for people.
     pub note: String,
+    /// What is strange about ports now and was not before, a sentence each, for people.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// An action on a port.
@@ -36,15 +39,21 @@ pub enum PortAction {
 }
 
 impl PortChange {
-    /// Says in two lines what was done and whether it is kept.
+    /// Returns the outcome, without notes.
+    pub fn new(port: &str, done: PortAction, persistent: bool, note: String) -> PortChange {
+        PortChange { port: port.to_owned(), done, persistent, note, notes: Vec::new() }
+    }
+
+    /// Says in two lines what was done and whether it is kept, and each note in one more.
     pub fn to_text(&self) -> String {
-        let PortChange { port, done, persistent, note } = self;
+        let PortChange { port, done, persistent, note, notes } = self;
         if *done == PortAction::Nothing {
             return format!("{port}: {note}\n");
         }
+        let notes = notes_to_text(notes);
         // Not that the port is.
         let what = if *done == PortAction::Removed { "the removal is " } else { "" };
-        format!("{port} {}\n{what}{}: {note}\n", done.participle(), kept(*persistent))
+        format!("{port} {}\n{what}{}: {note}\n{notes}", done.participle(), kept(*persistent))
     }
 }
 
@@ -79,6 +88,9 @@ pub struct Reload {
     /// Ports that are in no file, and stay open.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub beside: Vec<String>,
+    /// What is strange about ports as the file has them, a sentence each, for people. Of a reload that was carried out: what was not so before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// The part of a reload that is about one port. Either all of it is done, or the port is as it was.
@@ -129,6 +141,7 @@ impl Reload {
                 self.file
             );
         }
+        text += &notes_to_text(&self.notes);
         let failed = self.steps.iter().filter(|step| step.error.is_some()).count();
         text + &match (self.steps.len(), self.dry_run) {
             (0, _) if !self.faults.is_empty() || !self.beside.is_empty() => {
@@ -194,12 +207,7 @@ mod tests {
 
     #[test]
     fn a_change_says_whether_it_is_kept() {
-        let change = |done, persistent| PortChange {
-            port: "vm0".to_owned(),
-            done,
-            persistent,
-            note: "in rf.toml".to_owned(),
-        };
+        let change = |done, persistent| PortChange::new("vm0", done, persistent, "in rf.toml".to_owned());
         assert_eq!(change(PortAction::Added, true).to_text(), "vm0 added\nkept: in rf.toml\n");
         assert_eq!(
             change(PortAction::Removed, false).to_text(),

@@ -32,6 +32,9 @@ pub struct SettingsChange {
     pub persistent: bool,
     /// Where they are kept, or why they are not, for people.
     pub note: String,
+    /// What is strange about ports now and was not before, a sentence each, for people.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// A setting other than a rule, as it is now.
@@ -133,8 +136,13 @@ impl SettingsChange {
             text += &format!("settings of {}:\n", self.port);
         }
         text.extend(self.settings.iter().map(SettingChange::to_text));
-        format!("{text}{}: {}\n", kept(self.persistent), self.note)
+        format!("{text}{}: {}\n{}", kept(self.persistent), self.note, notes_to_text(&self.notes))
     }
+}
+
+/// Each note in a line of its own.
+pub(crate) fn notes_to_text(notes: &[String]) -> String {
+    notes.iter().map(|note| format!("note: {note}\n")).collect()
 }
 
 fn rules_to_text(port: &str, rules: &RulesByKey) -> String {
@@ -161,7 +169,8 @@ mod tests {
             setting("mtu", None, Holds::NextConnection),
         ];
         let (port, note) = ("vm0".to_owned(), "in rf.toml".to_owned());
-        let mut change = SettingsChange { port, settings, persistent: true, note, ..Default::default() };
+        let mut change =
+            SettingsChange { port, settings, persistent: true, note, ..SettingsChange::default() };
         let settings = "settings of vm0:\n  worker=1: holds now\n  mtu is not set: holds with the next connection; the front end \
                         that is connected keeps what it has agreed on\nkept: in rf.toml\n";
         assert_eq!(change.to_text(), settings);
@@ -169,5 +178,10 @@ mod tests {
         assert_eq!(change.to_text(), format!("rules of vm0:\n  vlan=10\n{settings}"));
         change.settings.clear();
         assert_eq!(change.to_text(), "rules of vm0:\n  vlan=10\nkept: in rf.toml\n");
+        change.notes = vec!["port vm1 has no vlan".to_owned()];
+        assert_eq!(
+            change.to_text(),
+            "rules of vm0:\n  vlan=10\nkept: in rf.toml\nnote: port vm1 has no vlan\n"
+        );
     }
 }

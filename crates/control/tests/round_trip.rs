@@ -362,29 +362,32 @@ fn answer() -> impl Strategy<Value = Answer> {
         value: value.map(Into::into),
         holds,
     });
-    let change = (text(), rules(), vec(setting, 0..3), any::<bool>(), text()).prop_map(
-        |(port, rules, settings, persistent, note)| SettingsChange {
+    let notes = || vec(text(), 0..3);
+    let change = (text(), rules(), vec(setting, 0..3), any::<bool>(), text(), notes()).prop_map(
+        |(port, rules, settings, persistent, note, notes)| SettingsChange {
             port,
             rules,
             settings,
             persistent,
             note,
+            notes,
         },
     );
-    let port_change = (text(), port_action(), any::<bool>(), text())
-        .prop_map(|(port, done, persistent, note)| PortChange { port, done, persistent, note });
+    let port_change = (text(), port_action(), any::<bool>(), text(), notes())
+        .prop_map(|(port, done, persistent, note, notes)| PortChange { port, done, persistent, note, notes });
     let step = (text(), port_action(), text(), option::of(text()))
         .prop_map(|(port, action, what, error)| ReloadStep { port, action, what, error });
-    let reload =
-        (text(), any::<bool>(), vec(step, 0..3), [vec(text(), 0..3), vec(text(), 0..3), vec(text(), 0..3)])
-            .prop_map(|(file, dry_run, steps, [restart, faults, beside])| Reload {
-                file,
-                dry_run,
-                steps,
-                restart,
-                faults,
-                beside,
-            });
+    let reload = (text(), any::<bool>(), vec(step, 0..3), [notes(), notes(), notes(), notes()]).prop_map(
+        |(file, dry_run, steps, [restart, faults, beside, notes])| Reload {
+            file,
+            dry_run,
+            steps,
+            restart,
+            faults,
+            beside,
+            notes,
+        },
+    );
     prop_oneof![
         snapshot().prop_map(|snapshot| Answer::Show(Box::new(snapshot))),
         guest.prop_map(|guest| Answer::Guest(Box::new(guest))),

@@ -9,6 +9,7 @@ use ringferry_switch::privileged::Privileges;
 use ringferry_switch::{Ended, Manager, OpenSwitch, Passed, RunError, StartError, SuccessionError, Switch};
 use ringferry_sys::rlimit;
 use ringferry_sys::signal::{Signal, Signals};
+use ringferry_sys::socket::MAX_PATH;
 use ringferry_sys::systemd::{self, Notifier};
 
 use crate::run_args::{OnOff, RunArgs};
@@ -105,6 +106,9 @@ pub fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
     }
     passed.inherit(&config)?;
     let path = config.control.clone().unwrap_or_else(control::default_path);
+    // Whoever looks for a socket whose file is gone knows it by its whole path, if the kernel takes one of that length.
+    let path =
+        std::path::absolute(&path).ok().filter(|path| path.as_os_str().len() <= MAX_PATH).unwrap_or(path);
     let process = Process::begin(args, &config, &path, NoHelper::Serve)?;
     if let Some(privileges) = &process.privileges.0 {
         passed.set_privileges(privileges.clone());

@@ -33,7 +33,7 @@ mod edit;
 mod file;
 mod help;
 mod host;
-mod oddities;
+pub(crate) mod oddities;
 mod parse;
 mod reference;
 mod rules;

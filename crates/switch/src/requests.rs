@@ -298,14 +298,15 @@ impl Requests<'_> {
         );
         let settings = self.settings_of(edit, &port);
         let rules = rules_by_key(&port.rules);
+        let before = self.oddities();
         self.config.ports[at] = port;
-        let note = note + &self.remark(name);
         Ok(Answer::SettingsChanged(SettingsChange {
             port: name.to_owned(),
             rules,
             settings,
             persistent,
             note,
+            notes: self.remark(&before),
         }))
     }
 

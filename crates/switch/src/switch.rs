@@ -710,7 +710,7 @@ impl Switch {
         }
     }
 
-    /// Does what SIGHUP asks for: as `ringferry ctl reload`, with the result in the log.
+    /// Does what SIGHUP asks for: makes a lost control socket anew, and goes on as `ringferry ctl reload` does, with the result in the log.
     fn reload(&mut self) {
         self.manager.reload_begins();
         self.listen_again();
@@ -723,6 +723,8 @@ impl Switch {
                 let (changed, file) = (reload.steps.len() - failed, &reload.file);
                 tracing::info!(changed, failed, file, "the configuration was read again");
             }
+            // Nothing was asked for but the control socket.
+            Err(error) if self.config.file.is_none() => tracing::info!("{error}"),
             Err(error) => {
                 // A line for each mistake, as whoever reads the log looks for lines.
                 for line in error.lines() {

@@ -140,7 +140,7 @@ Examples:
   ringferry ctl show --columns port,worker,rx-bps,tx-bps,rules
   ringferry ctl show --columns port,queue,worker,rx-pps,posted --window 60
   ringferry ctl show --columns port,rx-pps,drop-rate --watch 5
-  ringferry ctl show vm0 --json | jq '.ports[0].rates[] | select(.window == 10).drops // {{}}'
+  ringferry ctl show vm0 --json | jq '.ports[0].rates[] | select(.window == 10) | .drops // {{}}'
   ringferry ctl show --json --watch                              a line of JSON each second"
     )
 }
@@ -347,7 +347,7 @@ pub enum CtlCommand {
         json: bool,
     },
     /// Cuts a port off from all others but one, which gets all that it sends, whatever that is for, and alone reaches it. Its link stays up, and its guest notices
-    /// nothing but that nobody answers. The same as `set PORT quarantine=PEER`: it is kept in the configuration file.
+    /// nothing but that nobody answers. The same as `set PORT quarantine=PEER`, but for a peer that does not exist, which is refused here: it is kept in the configuration file.
     Quarantine {
         /// The port.
         port: String,

@@ -279,6 +279,8 @@ fn ask(switch: &Switch, command: &CtlCommand) -> Result<String, CtlError> {
         CtlCommand::Rules { port, json } => (Request::Rules { port }, json),
         CtlCommand::Set { port, settings, runtime, json } => (Request::Set { port, settings, runtime }, json),
         CtlCommand::Quarantine { port, with, runtime, json } => {
+            // A name that no port has would cut the port off from everybody: a question about it is refused.
+            switch.call(&Request::Rules { port: with.clone() })?;
             (Request::Set { port, settings: vec![format!("{QUARANTINE}={with}")], runtime }, json)
         }
         CtlCommand::Release { port, runtime, json } => {

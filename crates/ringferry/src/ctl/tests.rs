@@ -155,21 +155,21 @@ fn ctl(arguments: &[&str]) -> Result<String, CtlError> {
                         Request::RemoveFdb { mac, .. } => {
                             return Response::Error(format!("{mac} is no static address"));
                         }
-                        Request::Add { runtime, .. } => Answer::PortChanged(PortChange {
-                            port: "vm2".to_owned(),
-                            done: PortAction::Added,
-                            persistent: !runtime,
-                            note: "in rf.toml".to_owned(),
-                        }),
+                        Request::Add { runtime, .. } => Answer::PortChanged(PortChange::new(
+                            "vm2",
+                            PortAction::Added,
+                            !runtime,
+                            "in rf.toml".to_owned(),
+                        )),
                         Request::Remove { if_exists: false, port, .. } => {
                             return Response::Error(format!("there is no port {port:?}"));
                         }
-                        Request::Remove { port, runtime, .. } => Answer::PortChanged(PortChange {
-                            port,
-                            done: PortAction::Nothing,
-                            persistent: runtime,
-                            note: "there is no such port".to_owned(),
-                        }),
+                        Request::Remove { port, runtime, .. } => Answer::PortChanged(PortChange::new(
+                            &port,
+                            PortAction::Nothing,
+                            runtime,
+                            "there is no such port".to_owned(),
+                        )),
                         Request::Reload { dry_run } => Answer::Reloaded(Reload {
                             dry_run,
                             steps: vec![ReloadStep {

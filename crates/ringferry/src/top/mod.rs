@@ -42,7 +42,7 @@ Examples:
   ringferry top --sort drops --window 10
   ringferry top --once                                    one screen as text
   ringferry top --batch --delay 5 --view queues > log     a screen every five seconds, until it is stopped
-  ringferry top --json --count 60 | jq '.ports[0].rates[0].counters.rx_bytes'";
+  ringferry top --json --count 60 | jq '.ports[0].rates[0].counters.rx_bytes // 0'";
 
 /// How long the rest of a key's sequence may take to come: terminals send it at once, and over a slow line it is torn apart.
 const SEQUENCE: Duration = Duration::from_millis(50);

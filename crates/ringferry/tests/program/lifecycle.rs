@@ -167,7 +167,7 @@ fn signals_that_mean_nothing_to_it_are_logged_and_ignored() {
     let mut switch = place.switch(&["a", "b"]);
     let (mut a, mut b) = bystanders(&switch);
     for (signal, line) in [
-        (Signal::HUP, "nothing has changed: the switch was started without a configuration file"),
+        (Signal::HUP, "INFO the switch was started without a configuration file"),
         (Signal::USR1, "nothing is re-read on SIGUSR1"),
         (Signal::USR2, "nothing is re-read on SIGUSR2"),
     ] {
@@ -694,6 +694,50 @@ fn a_control_socket_that_was_removed_is_missed_in_the_log() {
     assert_eq!(switch.process.logged("somebody has removed the control socket"), 1);
     switch.stop();
     assert_eq!(place.files(), [""; 0]);
+}
+
+/// Whatever path it was given at its start.
+#[test]
+fn a_switch_with_a_relative_control_socket_whose_file_is_gone_is_not_started_again() {
+    let place = Place::new();
+    let mut run = ringferry();
+    run.current_dir(place.control().parent().unwrap());
+    run.args(["run", "--control"]).arg(place.control().file_name().unwrap());
+    run.arg("--port").arg(format!("vhost-user:{}", place.socket("a").display()));
+    let mut switch = place.start(&mut run, Vec::new());
+    std::fs::remove_file(place.control()).unwrap();
+    let output = ringferry().args(["ctl", "show", "--control"]).arg(place.control()).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("but somebody has removed its file"), "{said}");
+    switch.process.signal(Signal::HUP);
+    switch.process.until_logged("is made anew");
+    assert_eq!(switch.port("a").state, PortState::Listening);
+    switch.stop();
+}
+
+/// A reload has nothing to read again there, and mends what can be mended, also by SIGHUP.
+#[test]
+fn a_removed_socket_of_a_switch_without_a_file_is_made_anew_by_a_reload() {
+    let place = Place::new();
+    let mut switch = place.switch(&["a", "b"]);
+    let (mut a, mut b) = bystanders(&switch);
+    let lose = |switch: &Switch| {
+        std::fs::remove_file(place.socket("a")).unwrap();
+        switch.until("a", "misses its socket", |port| port.fault.is_some());
+    };
+    lose(&switch);
+    assert!(place.ctl(&["why", "a"]).contains("`ringferry ctl reload` makes it anew"));
+    let made = "~ a: its socket was removed: that is made anew\n";
+    assert_eq!(place.ctl(&["reload"]), format!("{made}1 port has changed\n"));
+    switch.until("a", "has its socket", |port| port.fault.is_none());
+    lose(&switch);
+    switch.process.signal(Signal::HUP);
+    switch.until("a", "has its socket", |port| port.fault.is_none());
+    converse(&mut a, &mut b, 1, 20);
+    let output = ringferry().args(["ctl", "--control"]).arg(place.control()).arg("reload").output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("nothing to read again, and no socket or interface to be mended"), "{said}");
+    switch.stop();
 }
 
 #[test]

@@ -176,21 +176,33 @@ fn a_socket_that_was_removed_is_made_anew_by_a_reload_and_whoever_is_connected_s
 fn a_port_that_would_be_in_the_vlans_of_others_is_remarked_on_by_whatever_makes_it() {
     let place = Place::new();
     let switch = start(&place, &table(&place, "blue", "vlan = 10\n"));
-    let remark = "; it has no vlan, so it is a trunk of all VLANs: what its guest sends with a tag of 10 reaches blue.";
+    let remark = "note: port c has no vlan, so it is a trunk of all VLANs: what its guest sends with a tag of 10 reaches blue.";
     let flag = format!("vhost-user:{}", place.socket("c").display());
     assert!(place.ctl(&["add", &flag]).contains(remark));
-    switch.process.until_logged("WARN it has no vlan");
+    switch.process.until_logged("WARN port c has no vlan");
+    // Once.
+    let answer = place.ctl(&["set", "c", "rate_out=10mbit"]);
+    assert!(!answer.contains("no vlan"), "{answer}");
     let answer = place.ctl(&["set", "c", "vlan=20"]);
     assert!(!answer.contains("no vlan"), "{answer}");
     assert!(place.ctl(&["unset", "c", "vlan"]).contains(remark));
     assert!(place.ctl(&["why", "c"]).contains("No front end is connected"));
+    // Also where it is another port that makes it so.
+    assert!(!place.ctl(&["unset", "blue", "vlan"]).contains("no vlan"));
+    assert!(place.ctl(&["set", "blue", "vlan=10"]).contains(remark));
     place.ctl(&["remove", "c"]);
     write(&place, &[table(&place, "blue", "vlan = 10\n"), table(&place, "d", "")].concat());
-    for words in [&["reload", "--dry-run"][..], &["reload"]] {
+    // A plan has all that is strange, what is done only what was not so before.
+    for (words, noted) in [(&["reload", "--dry-run"][..], "abd"), (&["reload"], "d")] {
         let plan = place.ctl(words);
-        assert!(plan.contains("+ d: a vhost-user port; it has no vlan"), "{plan}");
+        assert!(plan.starts_with("+ d: a vhost-user port\nnote: port "), "{plan}");
+        let notes = plan.lines().filter_map(|line| line.strip_prefix("note: port ")?.chars().next());
+        assert_eq!(notes.collect::<String>(), noted, "{plan}");
     }
-    switch.process.until_logged_times("WARN it has no vlan", 3);
+    assert_eq!(place.ctl(&["reload"]), format!("all ports are as {} has them\n", file(&place).display()));
+    for (port, times) in [("a", 2), ("b", 2), ("c", 3), ("d", 1)] {
+        switch.process.until_logged_times(&format!("port {port} has no vlan"), times);
+    }
     switch.stop();
 }
 
@@ -477,8 +489,9 @@ fn settings_change_while_guests_talk_and_those_of_a_connection_with_the_next_one
     let steps: Vec<_> = plan.lines().collect();
     assert_eq!(steps[0], "~ a: vlan=3, mtu unset -> 1400 with the next connection, worker unset -> 1");
     // And that it is in the VLAN of a now.
-    assert!(steps[1].starts_with("~ b: isolated unset, worker 1 -> unset; it has no vlan"), "{plan}");
-    assert_eq!(steps[2..], ["2 ports have changed"]);
+    assert_eq!(steps[1], "~ b: isolated unset, worker 1 -> unset");
+    assert!(steps[2].starts_with("note: port b has no vlan"), "{plan}");
+    assert_eq!(steps[3..], ["2 ports have changed"]);
     assert_eq!((owners("a"), owners("b")), (vec![Some(1)], vec![Some(0)]));
     assert_eq!((switch.port("a").counters["connections"], switch.port("b").counters["connections"]), (3, 1));
     place.ctl(&["unset", "a", "vlan"]);

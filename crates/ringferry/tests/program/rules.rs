@@ -176,11 +176,14 @@ fn a_guest_in_quarantine_reaches_one_port_alone_until_it_is_released() {
 
     assert_eq!(place.ctl(&["release", "a"]), format!("a has no rules\n{kept}"));
     converse(&mut a, &mut b, 300, 5);
-    let answer = place.ctl(&["quarantine", "a", "nobody", "--runtime"]);
+    let answer = refused(&place, &["quarantine", "a", "nobody", "--runtime"]);
     assert!(
-        answer.contains("it is in quarantine with nobody, and there is no such port: nothing passes"),
+        answer.contains(r#"there is no port "nobody" in the configuration; the ports are: a, b"#),
         "{answer}"
     );
+    let answer = place.ctl(&["set", "a", "quarantine=nobody", "--runtime"]);
+    let note = "note: port a is in quarantine with nobody, and there is no such port: nothing passes\n";
+    assert!(answer.ends_with(note), "{answer}");
     switch.stop();
 }
 

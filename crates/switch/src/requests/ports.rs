@@ -12,6 +12,7 @@ use ringferry_sys::tap::TapError;
 
 use super::{Requests, changes};
 use crate::Passed;
+use crate::config::oddities::Oddity;
 use crate::config::{Effect, PortConfig, PortKind, TapConfig, TapSource};
 use crate::drains::Drained;
 use crate::ports::{self, OpenError, Plug};
@@ -51,7 +52,7 @@ const LET_GO: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(5);
 
 /// What is said where nothing can be read anew.
-const NO_FILE: &str = "the switch was started without a configuration file, so there is nothing to read again: `ringferry ctl add`, `set` and `remove` change \
+const NO_FILE: &str = "the switch was started without a configuration file, so there is nothing to read again, and no socket or interface to be mended: `ringferry ctl add`, `set` and `remove` change \
                        ports; `ringferry ctl dump` prints a file to start it with the next time (`ringferry run FILE`)";
 
 impl Requests<'_> {
@@ -78,12 +79,13 @@ impl Requests<'_> {
         };
         if !is_new {
             let note = format!("there is this very port already; {}: {note}", kept(persistent));
-            return Ok(PortChange { port: name, done: PortAction::Nothing, persistent, note });
+            return Ok(PortChange::new(&name, PortAction::Nothing, persistent, note));
         }
+        let before = self.oddities();
         self.config.ports.push(port);
         tracing::info!(port = name, persistent, "the port is added ({note})");
-        let note = note + &self.remark(&name);
-        Ok(PortChange { port: name, done: PortAction::Added, persistent, note })
+        let notes = self.remark(&before);
+        Ok(PortChange { notes, ..PortChange::new(&name, PortAction::Added, persistent, note) })
     }
 
     /// Removes a port, also from the configuration file unless only the running switch is meant.
@@ -97,20 +99,16 @@ impl Requests<'_> {
             if self.ports.entry_of(name).is_none() && self.is_in_file(name) && !runtime {
                 // It was removed from the running switch alone, or could not be opened.
                 let (persistent, note) = self.forget(name, false);
-                return Ok(PortChange { port: name.to_owned(), done: PortAction::Removed, persistent, note });
+                return Ok(PortChange::new(name, PortAction::Removed, persistent, note));
             }
             if if_exists && self.ports.entry_of(name).is_none() {
                 let note = "there is no such port".to_owned();
-                return Ok(PortChange {
-                    port: name.to_owned(),
-                    done: PortAction::Nothing,
-                    persistent: true,
-                    note,
-                });
+                return Ok(PortChange::new(name, PortAction::Nothing, true, note));
             }
             return Err(self.not_an_entry(name));
         };
         let forgotten = self.forget_changes(name);
+        let before = self.oddities();
         self.unplug(name);
         let port = self.config.ports.remove(at);
         let (persistent, mut note) = if self.is_in_file(name) {
@@ -127,7 +125,8 @@ impl Requests<'_> {
         }
         note += &forgotten;
         tracing::info!(port = name, persistent, "the port is removed ({note})");
-        Ok(PortChange { port: name.to_owned(), done: PortAction::Removed, persistent, note })
+        let notes = self.remark(&before);
+        Ok(PortChange { notes, ..PortChange::new(name, PortAction::Removed, persistent, note) })
     }
 
     /// Forgets what was changed of a port for a while, as it is removed for good: its link, and mirrors of it and to it. Says what of that there was, each
@@ -149,8 +148,8 @@ impl Requests<'_> {
     pub(crate) fn remove_drained(&mut self, drained: &Drained) -> Response {
         if drained.is_gone {
             let note = "it was removed meanwhile".to_owned();
-            let (port, done) = (drained.port.clone(), PortAction::Nothing);
-            return Response::Ok(Answer::PortChanged(PortChange { port, done, persistent: true, note }));
+            let change = PortChange::new(&drained.port, PortAction::Nothing, true, note);
+            return Response::Ok(Answer::PortChanged(change));
         }
         let seconds = drained.seconds;
         let how = match drained.is_empty {
@@ -166,13 +165,15 @@ impl Requests<'_> {
         }
     }
 
-    /// Says what is strange about the rules of a port that was changed, behind a semicolon, and logs it: as a start does.
-    pub(super) fn remark(&self, port: &str) -> String {
-        let odd = self.config.oddities_of(port, self.workers.count());
-        if let Some(text) = odd.strip_prefix("; ") {
-            tracing::warn!(port, "{text}");
-        }
-        odd
+    /// Returns what is strange about the ports that there are.
+    pub(super) fn oddities(&self) -> Vec<Oddity> {
+        self.config.oddities_of_ports(self.workers.count())
+    }
+
+    /// Says what is strange about ports and was not `before`, and logs it, as a start does.
+    pub(super) fn remark(&self, before: &[Oddity]) -> Vec<String> {
+        let news = Oddity::news(self.oddities(), before);
+        news.inspect(|odd| tracing::warn!(port = odd.port, "{}", odd.text)).map(|odd| odd.text).collect()
     }
 
     /// Makes the switch what its configuration file says now, or says what that would take.
@@ -196,30 +197,30 @@ impl Requests<'_> {
     }
 
     fn read_again(&mut self, dry_run: bool) -> Result<Reload, String> {
-        let file = self.config.file.as_ref().ok_or(NO_FILE)?;
-        let shown = file.path.display().to_string();
-        let (privileges, path) = (self.privileges, file.path.clone());
-        let read = privileges.read(&path, &mut || self.serve_ports())?;
-        self.serve_ports();
+        let path = self.config.file.as_ref().map(|file| file.path.clone());
+        let shown = path.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+        let read = match &path {
+            Some(path) => {
+                let privileges = self.privileges;
+                let read = privileges.read(path, &mut || self.serve_ports())?;
+                self.serve_ports();
+                read
+            }
+            // What somebody has undone at the host is mended all the same.
+            None => self.config.clone(),
+        };
         let found = self.config.changes(&read)?;
-        let workers = self.workers.count();
+        let odd_before = self.oddities();
         let mut reload = Reload { file: shown, dry_run, restart: found.restart, ..Reload::default() };
         let mut step = |port: &str, action: PortAction, what: String, result: Result<(), String>| {
             let logged = reload.steps.len() < MAX_LOGGED && !dry_run;
-            let odd = read.oddities_of(port, workers);
             match &result {
-                Ok(()) if logged => {
-                    tracing::info!(port, "reload: {}: {what}", action.participle());
-                    if let Some(odd) = odd.strip_prefix("; ") {
-                        tracing::warn!(port, "{odd}");
-                    }
-                }
+                Ok(()) if logged => tracing::info!(port, "reload: {}: {what}", action.participle()),
                 Err(error) if !dry_run => {
                     tracing::warn!(port, "reload: not {}: {error}", action.participle());
                 }
                 _ => {}
             }
-            let what = what + &odd;
             reload.steps.push(ReloadStep { port: port.to_owned(), action, what, error: result.err() });
         };
         for name in &found.removed {
@@ -295,7 +296,11 @@ impl Requests<'_> {
             step(&port.name, PortAction::Added, format!("a {} port", port.kind.name()), done);
             self.serve_ports();
         }
-        if !dry_run {
+        if dry_run {
+            let odd = read.oddities_of_ports(self.workers.count());
+            reload.notes = odd.into_iter().map(|odd| odd.text).collect();
+        } else {
+            reload.notes = self.remark(&odd_before);
             let place = |port: &PortConfig| found.order.iter().position(|name| *name == port.name);
             self.config.ports.sort_by_key(place);
             let names = read.ports.iter().map(|port| port.name.clone());
@@ -313,6 +318,9 @@ impl Requests<'_> {
         let is_seen_to = |name: &str| reload.steps.iter().any(|step| step.port == name);
         let left = self.ports.snapshots().into_iter().filter(|port| !is_seen_to(&port.name));
         reload.faults = left.filter_map(|port| Some(format!("{}: {}", port.name, port.fault?))).collect();
+        if path.is_none() && reload.steps.is_empty() {
+            return Err(NO_FILE.to_owned());
+        }
         Ok(reload)
     }
 

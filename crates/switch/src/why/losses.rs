@@ -72,7 +72,7 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
                 &situation,
                 effect,
                 0.0,
-                format!("{total} packets from or for {name} were dropped as `link-down` before it was up, the last of them within these seconds."),
+                format!("{total} packets from or for {name} were dropped as `link-down` while it was not up, the last of them within these seconds."),
                 "Nothing, if its guest or interface has just come up.",
             );
             continue;

@@ -113,7 +113,7 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
     // What the state says already need not be said again.
     if let Some(fault) = port.fault.as_ref().filter(|_| !is_tap && port.state != PortState::NoMemory) {
         let next = if fault.starts_with(SOCKET_REMOVED) {
-            "Find out who did that: a script that cleans up, or a second program with the same path. Then `ringferry ctl reload`: whoever is connected stays. A switch that was started without a file: `ringferry ctl remove`, and `add` with the settings that `ringferry ctl dump` prints.".to_owned()
+            "Find out who did that: a script that cleans up, or a second program with the same path. Then `ringferry ctl reload`: whoever is connected stays.".to_owned()
         } else if fault.starts_with(SOCKET_REPLACED) {
             "See whose file that is (`ls -l`, and `ss -xlp` for a socket): a second program with the same path gets the front ends that connect. End that program, or remove the file, then `ringferry ctl reload`: whoever is connected stays.".to_owned()
         } else if fault.starts_with(MEMORY_REFUSED) {

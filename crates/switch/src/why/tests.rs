@@ -621,7 +621,7 @@ fn cases() -> Vec<Case> {
                 scene.sample();
                 scene
             },
-            "7 packets from or for vm1 were dropped as `link-down` before it was up",
+            "7 packets from or for vm1 were dropped as `link-down` while it was not up",
         ),
         case(
             "segmented-in-software",
