@@ -11,7 +11,7 @@ use std::ffi::OsString;
 use std::fmt::Display;
 use std::fs::{Metadata, Permissions};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -20,14 +20,15 @@ use std::time::{Duration, Instant};
 
 use ringferry_control as control;
 use ringferry_sys::closer::{Closer, LeftBehind};
-use ringferry_sys::process::{Spawn, spawn_lending};
-use ringferry_sys::rlimit;
+use ringferry_sys::process::{Spawn, spawn_inheriting};
 use ringferry_sys::signal::{Signal, Signals};
-use ringferry_sys::systemd::{Manager, Notifier, Said};
+use ringferry_sys::systemd::{LISTEN_FDNUMBERS, Manager, Notifier, Said};
+use ringferry_sys::{inherited, rlimit};
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fs::FileType;
+use rustix::fs::{FileType, FlockOperation, MemfdFlags, fcntl_lock};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, kill_process, pidfd_open};
+use rustix::pipe::PipeFlags;
+use rustix::process::{Flock, FlockType, Pid, PidfdFlags, fcntl_getlk, kill_process, pidfd_open};
 
 use crate::run::{OPEN_FILES, ORPHANED};
 use ringferry_sys::ready::{Ready, ReadyError};
@@ -50,11 +51,24 @@ const MOST_LEFT_BEHIND: usize = 64;
 /// The file of this process's program, also when it lies nowhere any more.
 const OWN_PROGRAM: &str = "/proc/self/exe";
 
-/// The number of the first descriptor that a switch inherits.
+/// The number of the first descriptor that may be one's own to pass.
 const FIRST: i32 = 3;
 
-/// Numbers from here on are above all that a switch inherits.
-const ABOVE: i32 = FIRST + MOST as i32;
+/// The number of the switch's lifeline: the first that is closed when it is killed, but for those of its input and output.
+///
+/// It is a file in memory on which the switch has a lock. The kernel takes that away when it closes the descriptor, which it does when no thread of the process runs any more,
+/// and before it releases any file: a pipe, say, is seen to be closed only after all descriptors were.
+const LIFELINE: RawFd = 3;
+
+/// Says to a switch that it has one.
+const LIFELINE_AT: &str = "RINGFERRY_LIFELINE";
+
+/// For how long a switch whose lifeline is cut is waited for, so that the log can say how it has ended. It takes well below a millisecond as a rule.
+const DYING: Duration = Duration::from_millis(20);
+
+/// Descriptors that are kept have numbers from here on, here and in the switch that inherits them: above all that either has for itself when it starts another process,
+/// which need not close them so.
+pub(crate) const KEPT: RawFd = 1024;
 
 /// Starts within [`WINDOW`] after which it gives up: the next switch would be killed, too.
 const STARTS: usize = 10;
@@ -118,6 +132,8 @@ pub fn run(args: &KeepArgs) -> Result<(), Error> {
         was_ready: false,
         stopping: false,
         successor: None,
+        dead: Vec::new(),
+        is_early: false,
     };
     let signals = Signals::new(&[Signal::TERM, Signal::INT, Signal::HUP, Signal::USR1, Signal::USR2])?;
     let mut starts = Vec::new();
@@ -127,16 +143,24 @@ pub fn run(args: &KeepArgs) -> Result<(), Error> {
         let mut command = Command::new(path);
         command.arg0("ringferry").arg("kept").args(&arguments);
         command.env("NOTIFY_SOCKET", &socket).env("FDSTORE", keeper.most.to_string());
-        let child = match (keeper.start(command), newer) {
+        let (child, lifeline) = match (keeper.start(command), newer) {
             (Err(error), Some(file)) => {
                 program.give_up(file, &error);
                 continue;
             }
             (started, _) => started?,
         };
-        let ended = keeper.serve(child, &signals, newer)?;
+        let ended = keeper.serve(child, lifeline, &signals, newer)?;
         let killed = match (ended, newer) {
             (End::Orderly, _) => return Ok(()),
+            // A port of which nothing is kept has a socket or a tap that is in use until the kernel has closed it.
+            (End::Failed(status), _) if !keeper.was_ready && keeper.is_early => {
+                tracing::warn!(
+                    "the switch that was to go on has ended ({status}), and is started again once the kernel has closed what the one that was killed had"
+                );
+                keeper.bury();
+                continue;
+            }
             (End::Failed(status), Some(file)) if !keeper.was_ready => {
                 program.give_up(file, &status);
                 continue;
@@ -279,6 +303,36 @@ pub fn become_run(arguments: &[OsString]) -> io::Error {
         .exec()
 }
 
+/// Holds the lifeline of this process until it ends, if it has one. Call it at the start of `main`, before any file is opened.
+pub(crate) fn hold_lifeline() {
+    let [pid, number] = ["LISTEN_PID", LIFELINE_AT].map(|name| std::env::var(name).ok());
+    let is_for_us = pid.and_then(|pid| pid.parse().ok()) == Some(std::process::id());
+    let number = number.and_then(|number| number.parse().ok()).filter(|_| is_for_us);
+    if let Some(lifeline) = number.and_then(|number| inherited::take(number).ok()) {
+        let _ = fcntl_lock(&lifeline, FlockOperation::NonBlockingLockExclusive);
+        // Nobody closes it but the kernel.
+        let _ = lifeline.into_raw_fd();
+    }
+}
+
+/// Returns true if a process has not ended yet.
+fn is_dying(child: &mut Child) -> bool {
+    matches!(child.try_wait(), Ok(None))
+}
+
+/// Returns a pipe that ends when the process that holds a lifeline does; `None` if that one does not hold it, or there is no thread to wait for it.
+fn watch(lifeline: OwnedFd, process: Pid) -> Option<OwnedFd> {
+    let holder = fcntl_getlk(&lifeline, &Flock::from(FlockType::WriteLock)).ok()??;
+    let (seen, end) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).ok()?;
+    let wait = move || {
+        while fcntl_lock(&lifeline, FlockOperation::LockExclusive) == Err(Errno::INTR) {}
+        drop(end);
+    };
+    (holder.pid == Some(process)).then_some(())?;
+    std::thread::Builder::new().name("ringferry-life".to_owned()).spawn(wait).ok()?;
+    Some(seen)
+}
+
 /// The descriptors that are kept, by name.
 ///
 /// A front end chooses some of these files, or what lies unread in them, and the last copy may be the one here: to close a socket that lingers takes as long as its
@@ -312,8 +366,8 @@ impl Kept {
     }
 
     fn insert(&mut self, name: String, fd: OwnedFd) {
-        // Where the next switch inherits it without another copy. It stays where it is if there may be no such number.
-        let fd = match rustix::io::fcntl_dupfd_cloexec(&fd, ABOVE) {
+        // It stays where it is if there may be no such number.
+        let fd = match rustix::io::fcntl_dupfd_cloexec(&fd, KEPT) {
             Ok(moved) => {
                 self.let_go(fd);
                 moved
@@ -378,6 +432,10 @@ struct Keeper {
     stopping: bool,
     /// The process that has taken over from the switch.
     successor: Option<Pid>,
+    /// Switches that were killed, and have not ended yet.
+    dead: Vec<Child>,
+    /// The one that was started last was so before the one before had ended.
+    is_early: bool,
 }
 
 /// Returns true if a process is this program's, by its name, which anybody may read. Whoever has taken over the switch could otherwise have any other process ended
@@ -387,19 +445,51 @@ fn is_switch(pid: Pid) -> bool {
 }
 
 impl Keeper {
-    fn start(&mut self, mut command: Command) -> io::Result<Child> {
-        self.was_ready = false;
-        let names: Vec<_> = self.kept.files.keys().map(String::as_str).collect();
-        if !names.is_empty() {
-            command.env("LISTEN_FDS", names.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
+    /// Waits for the end of switches that were killed, for so long at most as a start may take.
+    fn bury(&mut self) {
+        let until = Instant::now() + START;
+        while !self.dead.is_empty() && Instant::now() < until {
+            self.dead.retain_mut(is_dying);
+            std::thread::sleep(Duration::from_millis(1));
         }
-        let lent: Vec<_> = self.kept.files.values().map(AsFd::as_fd).zip(FIRST..).collect();
-        spawn_lending(&mut command, Spawn::default(), &lent)
+        self.is_early = false;
+    }
+
+    /// Starts a switch, and returns its lifeline.
+    fn start(&mut self, mut command: Command) -> io::Result<(Child, OwnedFd)> {
+        self.was_ready = false;
+        let kept = &self.kept.files;
+        // Whatever was passed to this process is not for the switch.
+        for name in ["LISTEN_FDS", "LISTEN_FDNAMES", LISTEN_FDNUMBERS] {
+            command.env_remove(name);
+        }
+        if !kept.is_empty() {
+            let names: Vec<_> = kept.keys().map(String::as_str).collect();
+            let numbers: Vec<_> = kept.values().map(|fd| fd.as_raw_fd().to_string()).collect();
+            command.env("LISTEN_FDNAMES", names.join(":")).env(LISTEN_FDNUMBERS, numbers.join(","));
+        }
+        let inherited: Vec<_> = kept.values().map(AsFd::as_fd).collect();
+        let lifeline = rustix::fs::memfd_create("ringferry-lifeline", MemfdFlags::CLOEXEC)?;
+        command.env(LIFELINE_AT, LIFELINE.to_string());
+        let keep_fds = vec![(lifeline.try_clone()?, LIFELINE)];
+        let child = spawn_inheriting(&mut command, Spawn { keep_fds, ..Spawn::default() }, &inherited)?;
+        Ok((child, lifeline))
     }
 
     /// Does what the switch and whoever sends signals say until the switch has ended, or the process that has taken over from it. One that is not ready in time is logged, and
     /// killed if it is of a `newer` file than this process, whose own program can be started.
-    fn serve(&mut self, mut child: Child, signals: &Signals, newer: Option<FileId>) -> io::Result<End> {
+    ///
+    /// Of a process that is killed the kernel closes all that it had before it says that it has ended. That takes seconds where somebody holds many locks on eventfds
+    /// (`EventId`), and for ever where a front end has passed what cannot be closed. So the end of its lifeline counts as its end if that does not come soon.
+    fn serve(
+        &mut self,
+        mut child: Child,
+        lifeline: OwnedFd,
+        signals: &Signals,
+        newer: Option<FileId>,
+    ) -> io::Result<End> {
+        let (mut cut, mut dying) = (None, None);
+        let mut lifeline = Some(lifeline);
         let mut pid = Pid::from_child(&child);
         let mut process = pidfd_open(pid, PidfdFlags::empty())?;
         let mut late = Some(Instant::now() + START);
@@ -419,7 +509,9 @@ impl Keeper {
                 );
             }
             let patience = late.map(|late| late.saturating_duration_since(Instant::now()));
-            let patience = patience.into_iter().chain(self.kept.patience()).min();
+            let dies = dying.map(|until: Instant| until.saturating_duration_since(Instant::now()));
+            let waited_for = (!self.dead.is_empty()).then_some(Duration::from_secs(1));
+            let patience = [patience, self.kept.patience(), dies, waited_for].into_iter().flatten().min();
             let patience = patience.map(|patience| Timespec {
                 tv_sec: patience.as_secs() as i64,
                 tv_nsec: patience.subsec_nanos().into(),
@@ -428,13 +520,19 @@ impl Keeper {
                 PollFd::new(&self.manager, PollFlags::IN),
                 PollFd::new(signals, PollFlags::IN),
                 PollFd::new(&process, PollFlags::IN),
+                match &cut {
+                    Some(cut) => PollFd::new(cut, PollFlags::IN),
+                    None => PollFd::new(signals, PollFlags::empty()),
+                },
             ];
             match rustix::event::poll(&mut fds, patience.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
             self.kept.relieve();
+            self.dead.retain_mut(is_dying);
             let ended = !fds[2].revents().is_empty();
+            let is_cut = cut.is_some() && !fds[3].revents().is_empty();
             // What it has said before its end counts.
             while let Some(said) = self.manager.receive()? {
                 self.hear(said);
@@ -460,6 +558,7 @@ impl Keeper {
                     continue;
                 }
                 let status = if ours { Some(child.wait()?) } else { None };
+                self.is_early &= !self.was_ready;
                 return Ok(match status {
                     _ if self.stopping => End::Orderly,
                     Some(status) if status.success() => End::Orderly,
@@ -471,6 +570,24 @@ impl Keeper {
                     Some(status) => End::Killed(status.to_string()),
                     None => End::Killed("how is not known, as another process had started it".to_owned()),
                 });
+            }
+            if self.was_ready
+                && let Some(lifeline) = lifeline.take()
+            {
+                cut = watch(lifeline, pid);
+            }
+            if is_cut {
+                cut = None;
+                // One that ends by itself, or is another one's predecessor, says how, or which.
+                let is_killed = self.was_ready && !self.stopping && self.successor.is_none();
+                dying = is_killed.then(|| Instant::now() + DYING);
+            }
+            if dying.is_some_and(|until| until <= Instant::now()) && pid == Pid::from_child(&child) {
+                self.dead.push(child);
+                self.is_early = true;
+                return Ok(End::Killed(
+                    "how is not known yet, as the kernel still closes what it had".to_owned(),
+                ));
             }
             while let Some(signal) = signals.next()? {
                 self.stopping |= matches!(signal, Signal::TERM | Signal::INT);

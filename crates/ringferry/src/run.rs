@@ -12,6 +12,7 @@ use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::socket::MAX_PATH;
 use ringferry_sys::systemd::{self, Notifier};
 
+use crate::keep::hold_lifeline;
 use crate::run_args::{OnOff, RunArgs};
 use crate::{log, sandbox};
 use ringferry_sys::ready::{Ready, ReadyError};
@@ -94,6 +95,7 @@ pub fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
     if args.background || args.if_changed {
         return Err(Error::NothingToReplace);
     }
+    hold_lifeline();
     let mut passed = Passed::new(systemd::listen_fds());
     let ready = args.ready_fd.map(Ready::take).transpose()?;
     // Whoever follows a process that was killed does as that did, whatever has become of the file.

@@ -4,7 +4,7 @@
 //! open. The rights that each keeps are listed in [`switch`] and [`helper`], and their purposes in [`ringferry_switch::privileged`].
 
 use std::io;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::{AsFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -12,11 +12,13 @@ use std::process::{Command, Stdio};
 use ringferry_control::make_directory;
 use ringferry_switch::config::{Config, PortKind, XenProvider};
 use ringferry_switch::privileged::{Charter, Privileges, serve};
-use ringferry_sys::process::{Spawn, spawn};
+use ringferry_sys::process::{Spawn, spawn_without};
 use ringferry_sys::sandbox::{Access, Calls, CapabilitySet, Part, Sandbox};
 use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::socket::Stream;
 use ringferry_sys::{accounts, inherited};
+
+use crate::keep::KEPT;
 
 /// The number of the helper's end of the socketpair.
 const SOCKET: RawFd = 3;
@@ -32,9 +34,13 @@ pub fn begin(config: &Config, control: &Path) -> io::Result<Privileges> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("ringferry").arg("privileged-helper").env_clear();
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let keep_fds = vec![(OwnedFd::from(theirs), SOCKET)];
-    // It ends by itself when the socket is closed, and must not end before: see `helper`.
-    drop(spawn(&mut command, Spawn { keep_fds, ..Spawn::default() })?);
+    let options = || {
+        let keep_fds = vec![(theirs.as_fd().try_clone_to_owned()?, SOCKET)];
+        Ok(Spawn { keep_fds, ..Spawn::default() })
+    };
+    // It ends by itself when the socket is closed, and must not end before: see `helper`. What `ringferry keep` has passed is not for it.
+    drop(spawn_without(&mut command, KEPT as u32, options)?);
+    drop(theirs);
     Privileges::helper(ours, &Charter::of(config, control))
 }
 

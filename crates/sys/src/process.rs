@@ -4,14 +4,13 @@
 //! any thread, but see [`Spawn::die_with_parent`].
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rustix::pipe::PipeFlags;
 use rustix::process::Signal;
 use rustix::thread::{CapabilitySet, UnshareFlags};
 
@@ -41,23 +40,22 @@ pub struct Spawn {
 /// The errors of [`Command::spawn`]; `InvalidInput` for two namespaces, or for a descriptor number that is negative or
 /// used twice; a missing permission to make or enter the namespace (see [`namespace`]).
 pub fn spawn(command: &mut Command, spawn: Spawn) -> io::Result<Child> {
-    spawn_lending(command, spawn, &[])
+    spawn_inheriting(command, spawn, &[])
 }
 
-/// [Starts](spawn) a child that inherits `lent` descriptors, too, which the parent keeps. Those whose numbers are above all that they get are not copied, so that there is
-/// nothing to close but the child's copy of each: closing an eventfd may take a while, see [`EventId`](crate::eventfd::EventId).
+/// [Starts](spawn) a child that inherits more descriptors, which the parent keeps, under the numbers that they have here. So there is no copy of them to be closed on
+/// either side: closing an eventfd may take a while, see [`EventId`](crate::eventfd::EventId).
 ///
 /// # Errors
 /// Those of [`spawn`].
-pub fn spawn_lending(
+pub fn spawn_inheriting(
     command: &mut Command,
     spawn: Spawn,
-    lent: &[(BorrowedFd<'_>, RawFd)],
+    inherited: &[BorrowedFd<'_>],
 ) -> io::Result<Child> {
     let Spawn { new_net, join_net, die_with_parent, new_session, keep_fds } = spawn;
-    let given: Vec<_> = keep_fds.iter().map(|(fd, target)| (fd.as_fd(), *target)).collect();
-    let given = given.iter().chain(lent);
-    let mut targets: Vec<RawFd> = given.clone().map(|&(_, target)| target).collect();
+    let inherited: Vec<RawFd> = inherited.iter().map(AsRawFd::as_raw_fd).collect();
+    let mut targets: Vec<RawFd> = keep_fds.iter().map(|&(_, target)| target).collect();
     targets.sort_unstable();
     let twice = targets.windows(2).any(|pair| pair[0] == pair[1]);
     if (new_net && join_net.is_some()) || twice || targets.first().is_some_and(|&lowest| lowest < 0) {
@@ -69,22 +67,17 @@ pub fn spawn_lending(
     // reserved until the child runs, as `Command` might otherwise use one for the pipe on which the child reports
     // errors.
     let floor = targets.last().map_or(0, |&highest| highest.saturating_add(1));
-    let (mut copies, mut reserved) = (Vec::new(), Vec::new());
-    let mut moves: Vec<(RawFd, RawFd)> = Vec::with_capacity(targets.len());
-    let free = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?.0;
-    for &(fd, target) in given {
-        let mut source = fd.as_raw_fd();
-        if source < floor {
-            let copy = rustix::io::fcntl_dupfd_cloexec(fd, floor)?;
-            source = copy.as_raw_fd();
-            copies.push(copy);
-        }
-        let place = rustix::io::fcntl_dupfd_cloexec(&free, target)?;
+    let mut sources = Vec::with_capacity(keep_fds.len());
+    let mut reserved = Vec::with_capacity(keep_fds.len());
+    for (fd, target) in keep_fds {
+        let source = rustix::io::fcntl_dupfd_cloexec(&fd, floor)?;
+        let place = rustix::io::fcntl_dupfd_cloexec(&source, target)?;
         if place.as_raw_fd() == target {
             reserved.push(place);
         }
-        moves.push((source, target));
+        sources.push((source, target));
     }
+    let moves: Vec<(RawFd, RawFd)> = sources.iter().map(|(fd, target)| (fd.as_raw_fd(), *target)).collect();
     let net = join_net.as_ref().map(AsRawFd::as_raw_fd);
     let parent = rustix::process::getpid();
     // The hook cannot be removed from the command, so it is disarmed: its descriptors are closed after this call.
@@ -120,6 +113,12 @@ pub fn spawn_lending(
                 return Err(io::Error::last_os_error());
             }
         }
+        for &number in &inherited {
+            // SAFETY: a flag of a descriptor, given by its number, in this child alone.
+            if unsafe { libc::fcntl(number, libc::F_SETFD, 0) } < 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
         clear_signal_mask();
         Ok(())
     };
@@ -128,9 +127,37 @@ pub fn spawn_lending(
     unsafe { command.pre_exec(in_child) };
     let child = command.spawn();
     armed.store(false, Ordering::Relaxed);
-    drop((reserved, copies));
+    drop(reserved);
     child
 }
+
+/// [Starts](spawn) a child by a thread that has none of the descriptors whose numbers are `from` or higher, so that the child does not have to close them: of what cannot be
+/// closed at once there may be thousands. `options` is called by that thread: what it opens, or copies, is the thread's, and so would be a pipe to the child: none is returned.
+///
+/// Where the kernel cannot do that (before Linux 5.9) the child is started as any other.
+///
+/// # Errors
+/// Those of [`spawn`] and of `options`.
+///
+/// # Panics
+/// `options` has panicked.
+pub fn spawn_without(
+    command: &mut Command,
+    from: u32,
+    options: impl FnOnce() -> io::Result<Spawn> + Send,
+) -> io::Result<Child> {
+    let start = move || {
+        // SAFETY: the thread gets a table of descriptors of its own, with those below `from`; nothing in it refers to one of the others, and all other threads have theirs.
+        unsafe { libc::syscall(libc::SYS_close_range, from, u32::MAX, CLOSE_RANGE_UNSHARE) };
+        let mut child = spawn(command, options()?)?;
+        (child.stdin, child.stdout, child.stderr) = (None, None, None);
+        Ok(child)
+    };
+    std::thread::scope(|scope| scope.spawn(start).join().expect("it starts a child"))
+}
+
+/// `CLOSE_RANGE_UNSHARE` of close_range(2).
+const CLOSE_RANGE_UNSHARE: libc::c_uint = 1 << 1;
 
 fn clear_signal_mask() {
     let mut set = std::mem::MaybeUninit::uninit();
@@ -206,6 +233,11 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
     use std::process::Stdio;
 
+    use std::os::fd::AsFd;
+
+    use rustix::io::FdFlags;
+    use rustix::pipe::PipeFlags;
+
     fn shell(script: &str) -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", script]).stdout(Stdio::piped());
@@ -264,24 +296,43 @@ mod tests {
         child.wait().unwrap();
     }
 
-    /// Wherever a lent descriptor lies: at a number that another one gets, at its own, or above all.
     #[test]
-    fn lent_descriptors_arrive_and_stay() {
-        let pipe = || rustix::pipe::pipe_with(PipeFlags::CLOEXEC).unwrap();
-        let ((read_low, low), (read_high, high)) = (pipe(), pipe());
-        let high = rustix::io::fcntl_dupfd_cloexec(high, 500).unwrap();
-        let numbers = [low.as_raw_fd(), low.as_raw_fd() + 1, 40];
-        let lent = [(high.as_fd(), numbers[0]), (low.as_fd(), numbers[1]), (high.as_fd(), numbers[2])];
-        let script = numbers.map(|number| format!("echo {number} >/proc/self/fd/{number}; "));
-        let script = format!("{}test -e /proc/self/fd/500 || echo closed", script.concat());
-        let child = spawn_lending(&mut shell(&script), Spawn::default(), &lent).unwrap();
+    fn inherited_descriptors_arrive_where_they_are_and_stay() {
+        let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let high = rustix::io::fcntl_dupfd_cloexec(&write, 500).unwrap();
+        let script = format!("echo low >/proc/self/fd/{}; echo high >/proc/self/fd/500", write.as_raw_fd());
+        let inherited = [write.as_fd(), high.as_fd()];
+        let mut child = spawn_inheriting(&mut shell(&script), Spawn::default(), &inherited).unwrap();
+        assert!(child.wait().unwrap().success());
+        // The parent has both still, and the next child neither.
+        assert!(
+            [&write, &high].iter().all(|fd| rustix::io::fcntl_getfd(fd).unwrap().contains(FdFlags::CLOEXEC))
+        );
+        let child = spawn(&mut shell("test -e /proc/self/fd/500 || echo closed"), Spawn::default()).unwrap();
         assert_eq!(output(child), "closed");
-        for (fd, word) in [(&low, "low\n"), (&high, "high\n")] {
-            rustix::io::write(fd, word.as_bytes()).unwrap();
-        }
-        drop((low, high));
-        assert_eq!(read_all(read_low), format!("{}\nlow\n", numbers[1]));
-        assert_eq!(read_all(read_high), format!("{}\n{}\nhigh\n", numbers[0], numbers[2]));
+        drop((write, high));
+        assert_eq!(read_all(read), "low\nhigh\n");
+    }
+
+    #[test]
+    fn a_child_is_started_without_descriptors_that_its_parent_keeps() {
+        let file = tempfile::tempfile().unwrap();
+        // One that every child would have.
+        let high = rustix::io::fcntl_dupfd_cloexec(&file, 600).unwrap();
+        rustix::io::fcntl_setfd(&high, FdFlags::empty()).unwrap();
+        let has = "test -e /proc/self/fd/600 && echo open || echo closed";
+        assert_eq!(output(spawn(&mut shell(has), Spawn::default()).unwrap()), "open");
+        let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let options = || {
+            let keep_fds = vec![(write.try_clone()?, 7)];
+            Ok(Spawn { keep_fds, ..Spawn::default() })
+        };
+        let mut command = shell(&format!("echo ready >&7; {has} >&7"));
+        let mut child = spawn_without(&mut command, 600, options).unwrap();
+        assert!(child.wait().unwrap().success());
+        drop(write);
+        assert_eq!(read_all(read), "ready\nclosed\n");
+        rustix::io::fcntl_getfd(&high).expect("the parent has it still");
     }
 
     #[test]

@@ -355,32 +355,44 @@ fn watchdog_of(own_pid: u32, pid: Option<&str>, interval: &str) -> Option<Durati
     interval.map(Duration::from_micros)
 }
 
+/// The numbers of descriptors that this process inherits where they do not begin at 3, one after the other: `ringferry keep` announces so what it keeps, with the names in
+/// `LISTEN_FDNAMES` and for the process of `LISTEN_PID`.
+pub const LISTEN_FDNUMBERS: &str = "RINGFERRY_LISTEN_FDNUMBERS";
+
 /// Takes the sockets that this process inherited, with their names (`FileDescriptorName=`, or "unknown"), and has
 /// them closed on exec. Only the first call returns them.
 ///
 /// It must be called at the start of `main`, before any other file is opened, because it trusts the numbers in the
-/// environment (`LISTEN_PID`, `LISTEN_FDS`, `LISTEN_FDNAMES`). The variables are not removed; children ignore
+/// environment (`LISTEN_PID`, `LISTEN_FDS` or [`LISTEN_FDNUMBERS`], `LISTEN_FDNAMES`). The variables are not removed; children ignore
 /// them, as their process numbers differ.
 pub fn listen_fds() -> Vec<(String, OwnedFd)> {
     static TAKEN: AtomicBool = AtomicBool::new(false);
     if TAKEN.swap(true, Ordering::Relaxed) {
         return Vec::new();
     }
-    let [pid, count, names] =
-        ["LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"].map(|name| std::env::var(name).unwrap_or_default());
-    let names = announced(std::process::id(), &pid, &count, &names);
-    (FIRST_FD..).zip(names).map_while(|(number, name)| Some((name, inherited::take(number).ok()?))).collect()
+    let [pid, count, names, numbers] = ["LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", LISTEN_FDNUMBERS]
+        .map(|name| std::env::var(name).unwrap_or_default());
+    let numbers: Vec<RawFd> = match numbers.as_str() {
+        "" => (FIRST_FD..).take(count.parse().unwrap_or(0)).collect(),
+        numbers => numbers.split(',').map_while(|number| number.parse().ok()).collect(),
+    };
+    let names = announced(std::process::id(), &pid, numbers.len(), &names);
+    numbers
+        .into_iter()
+        .zip(names)
+        .map_while(|(number, name)| Some((name, inherited::take(number).ok()?)))
+        .collect()
 }
 
 /// Returns the names of the sockets announced to process `own_pid`, in the order of their numbers.
 fn announced<'a>(
     own_pid: u32,
     pid: &str,
-    count: &str,
+    count: usize,
     names: &'a str,
 ) -> impl Iterator<Item = String> + use<'a> {
     let for_us = pid.parse() == Ok(own_pid);
-    let count: usize = if for_us { count.parse().unwrap_or(0) } else { 0 };
+    let count = if for_us { count } else { 0 };
     let given = names.split(':').filter(|name| !name.is_empty()).map(str::to_owned);
     given.chain(std::iter::repeat_with(|| "unknown".to_owned())).take(count)
 }
@@ -482,12 +494,10 @@ mod tests {
     #[test]
     fn sockets_are_announced_by_count_and_name() {
         let names = |pid, count, names| announced(42, pid, count, names).collect::<Vec<_>>();
-        assert_eq!(names("42", "2", "vm0.socket:vm1.socket"), ["vm0.socket", "vm1.socket"]);
-        assert_eq!(names("42", "2", "only"), ["only", "unknown"]);
-        assert_eq!(names("42", "1", ""), ["unknown"]);
-        assert_eq!(names("42", "0", "a:b"), [""; 0]);
-        assert_eq!(names("41", "2", "a:b"), [""; 0]);
-        assert_eq!(names("", "", ""), [""; 0]);
-        assert_eq!(names("42", "-1", "a"), [""; 0]);
+        assert_eq!(names("42", 2, "vm0.socket:vm1.socket"), ["vm0.socket", "vm1.socket"]);
+        assert_eq!(names("42", 2, "only"), ["only", "unknown"]);
+        assert_eq!(names("42", 1, ""), ["unknown"]);
+        assert_eq!(names("42", 0, "a:b"), [""; 0]);
+        assert_eq!(names("41", 2, "a:b"), [""; 0]);
     }
 }

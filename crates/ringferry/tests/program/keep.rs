@@ -306,6 +306,37 @@ fn d1_a_keeper_does_not_wait_for_what_a_front_end_has_passed() {
     switch.stop();
 }
 
+/// A front end has passed much memory with half a message, so that the switch alone has it. Its port, of which nothing is kept, has its socket until the kernel has freed that,
+/// which takes longer than whoever keeps the switch waits for its end.
+#[test]
+fn a_switch_that_is_killed_and_takes_long_to_end_is_followed_by_one_that_goes_on() {
+    const MUCH: usize = 1 << 30;
+    let place = Place::new();
+    let switch = start(&place, &["a", "b", "c"]);
+    let [mut a, mut b] =
+        [("a", 1), ("b", 2)].map(|(port, number)| switch.plug(port, number, Options::default()));
+    acquaint(&mut [&mut a, &mut b]);
+    for _ in 0..3 {
+        until_kept(&switch, "\"name\":\"c\"", 1);
+        let much = SharedMem::new("much", MUCH).unwrap();
+        let allocate = rustix::fs::FallocateFlags::empty();
+        rustix::fs::fallocate(much.fd(), allocate, 0, MUCH as u64).unwrap();
+        let hostile = switch.connect("c");
+        assert_eq!(hostile.send(&[1], &[much.fd()]).unwrap(), 1);
+        drop(much);
+        until_kept(&switch, "\"name\":\"c\"", 0);
+        until_kept(&switch, "\"enabled\":true", 4);
+        kill(&place);
+        converse(&mut a, &mut b, 0, 20);
+        assert!(a.connection.frontend().check().is_ok() && b.connection.frontend().check().is_ok());
+        drop(hostile);
+    }
+    let mut c = switch.plug("c", 3, Options::default());
+    acquaint(&mut [&mut a, &mut c]);
+    converse(&mut a, &mut c, 100, 20);
+    switch.stop();
+}
+
 /// Requests that a front end sends at once, and the length of an answer.
 const AT_ONCE: usize = 32;
 const ANSWER: usize = 20;
