@@ -22,9 +22,9 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
 };
+use rustix::pipe::PipeFlags;
 
 use crate::closer::Closer;
-use crate::eventfd::EventFd;
 
 /// Length of the longest socket path in bytes: `sun_path` without the terminating zero.
 pub const MAX_PATH: usize = 107;
@@ -847,7 +847,7 @@ pub struct Passage {
     here: Stream,
     there: Stream,
     /// A descriptor that can always be passed, if any can.
-    harmless: EventFd,
+    harmless: OwnedFd,
 }
 
 impl Passage {
@@ -858,7 +858,7 @@ impl Passage {
     pub fn new() -> io::Result<Passage> {
         let (here, there) = Stream::pair()?;
         here.set_nonblocking(true)?;
-        Ok(Passage { here, there, harmless: EventFd::new()? })
+        Ok(Passage { here, there, harmless: rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?.0 })
     }
 
     /// Returns true if `fd` can be passed, and false if it alone cannot. Never waits: what is tried stays open here, so that nothing is closed.
@@ -896,6 +896,7 @@ fn takes(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::eventfd::EventFd;
     use crate::testing::may;
     use std::os::unix::net::{UnixDatagram, UnixListener};
 
@@ -1049,7 +1050,7 @@ mod tests {
         for end in [&accepted, &client, &inherited] {
             assert!(sockopt::socket_oobinline(end).unwrap());
         }
-        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
+        let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::NONBLOCK).unwrap();
         if let Err(error) = client.send_with(b"o", &[writer.as_fd()], SendFlags::OOB) {
             return eprintln!("not tried: this kernel sends nothing out of band on Unix sockets ({error})");
         }

@@ -180,6 +180,7 @@ impl Predecessor {
             &bulk.into_inner(),
             &fds,
         )?;
+        close_aside(descriptors);
         self.drafted = Some(Drafted { baton, config: parts.config.dump(), generations, second, keeps });
         Ok(())
     }
@@ -272,8 +273,16 @@ impl Predecessor {
         let (kept, memory) = parts.keeper.filter(|_| drafted.keeps).map(Keeper::inventory).unzip();
         fds.extend(memory.flatten().map(AsFd::as_fd));
         let state = Final { entries, ports, addresses, workers, links_down, mirrors, kept };
-        self.answer(Kind::Final, &state, &bulk.into_inner(), &fds)
+        let answered = self.answer(Kind::Final, &state, &bulk.into_inner(), &fds);
+        close_aside(descriptors);
+        answered
     }
+}
+
+/// Closes copies of what front ends have passed, where nobody waits for it: of each eventfd that may take a while ([`EventId`](ringferry_sys::eventfd::EventId)).
+fn close_aside(descriptors: Vec<OwnedFd>) {
+    // Without a thread they are closed here.
+    let _ = std::thread::Builder::new().name("ringferry-close".to_owned()).spawn(move || drop(descriptors));
 }
 
 impl AsFd for Predecessor {
