@@ -130,7 +130,7 @@ impl Reload {
             }
         }
         for setting in &self.restart {
-            text += &format!("! {setting}; this needs a restart\n");
+            text += &format!("! {setting}; this needs a stop and a start\n");
         }
         for fault in &self.faults {
             text += &format!("? {fault}; no reload mends that: `ringferry ctl why` says more\n");
@@ -182,7 +182,7 @@ mod tests {
         assert!(reload.has_failed());
         assert_eq!(
             reload.to_text(),
-            "- a: a thing\n~ b: a thing\n+ c: a thing\n  not done: no room\n! workers is 1, not 2; this needs a restart\n\
+            "- a: a thing\n~ b: a thing\n+ c: a thing\n  not done: no room\n! workers is 1, not 2; this needs a stop and a start\n\
              2 ports have changed, 1 could not\n"
         );
         reload.faults = vec!["d: the interface was renamed".to_owned()];

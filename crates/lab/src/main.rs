@@ -159,9 +159,13 @@ fn main() -> ExitCode {
     let filter = asked.unwrap_or_else(|| Targets::new().with_default(level));
     tracing_subscriber::registry().with(filter).with(lines).init();
     run(&cli).map_or_else(
-        |error| {
-            eprintln!("ringferry-lab: {error}");
-            ExitCode::from(error.exit_code())
+        |error| match error {
+            // A reader that has seen enough (`| head`).
+            LabError::Print(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+            error => {
+                eprintln!("ringferry-lab: {error}");
+                ExitCode::from(error.exit_code())
+            }
         },
         ExitCode::from,
     )

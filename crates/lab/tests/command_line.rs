@@ -199,3 +199,12 @@ fn without_the_program_its_rows_are_missing_and_others_are_not() {
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("there is no such file"), "{}", stderr(&output));
 }
+
+/// `ringferry lab list | head`.
+#[test]
+fn a_reader_that_has_seen_enough_is_no_error() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = support::lab(&["list"]).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+    assert!(output.status.success() && stderr(&output).is_empty(), "{output:?}");
+}

@@ -534,6 +534,25 @@ pub struct ConfigError {
     pub problems: Vec<Problem>,
 }
 
+impl ConfigError {
+    /// Puts problems that were found one kind after the other into the order in which they were written: file by file, and line by line.
+    fn of(mut problems: Vec<Problem>) -> ConfigError {
+        let place = |problem: &Problem| match problem.place.rsplit_once(':') {
+            Some((file, line)) => match line.parse::<usize>() {
+                Ok(line) => (file.to_owned(), line),
+                Err(_) => (problem.place.clone(), 0),
+            },
+            None => (problem.place.clone(), 0),
+        };
+        let files: Vec<_> = problems.iter().map(|problem| place(problem).0).collect();
+        problems.sort_by_key(|problem| {
+            let (file, line) = place(problem);
+            (files.iter().position(|first| *first == file), line)
+        });
+        ConfigError { problems }
+    }
+}
+
 /// One thing wrong with a configuration. Displayed as `place: key: message`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
@@ -889,7 +908,7 @@ impl ConfigBuilder {
         self.check_unique();
         self.check_workers();
         if !self.problems.is_empty() {
-            return Err(ConfigError { problems: self.problems });
+            return Err(ConfigError::of(self.problems));
         }
         Ok(Config {
             control: self.control.map(|(_, path)| path),

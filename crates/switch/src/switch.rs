@@ -717,7 +717,7 @@ impl Switch {
         match self.requests().0.reload(false) {
             Ok(reload) => {
                 for setting in &reload.restart {
-                    tracing::warn!("reload: {setting} in the file; this needs a restart");
+                    tracing::warn!("reload: {setting} in the file; this needs a stop and a start");
                 }
                 let failed = reload.steps.iter().filter(|step| step.error.is_some()).count();
                 let (changed, file) = (reload.steps.len() - failed, &reload.file);

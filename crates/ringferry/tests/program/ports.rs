@@ -371,7 +371,7 @@ fn a_reload_carries_out_what_has_changed_and_nothing_else() {
     for _ in 0..2 {
         let plan = place.ctl(&["reload"]);
         assert!(
-            plan.starts_with("! mac_age_seconds = 60; this needs a restart\nall ports are as "),
+            plan.starts_with("! mac_age_seconds = 60; this needs a stop and a start\nall ports are as "),
             "{plan}"
         );
     }

@@ -613,7 +613,7 @@ fn every_problem_is_reported() {
         read("x = 1\n[switch]\nmac_age_seconds = 0\n[[port]]\nkind = 'tap'\nmtu = 1\n[[port]]\nkind = 'x'")
             .unwrap_err();
     let lines: Vec<_> = error.problems.iter().map(|problem| problem.place.as_str()).collect();
-    assert_eq!(lines, ["rf.toml:1", "rf.toml:3", "rf.toml:6", "rf.toml:4", "rf.toml:8"], "{error}");
+    assert_eq!(lines, ["rf.toml:1", "rf.toml:3", "rf.toml:4", "rf.toml:6", "rf.toml:8"], "{error}");
     assert_eq!(error.to_string().lines().count(), 5);
 }
 
@@ -685,4 +685,14 @@ fn problem_in_a_flag_quotes_it() {
             .contains(": name: must be given here: \"my vm\" is not a port name")
     );
     assert!(flag("vhost-user-fd:x").unwrap_err().contains(": fd: \"x\" is not a whole number"));
+}
+
+/// Whatever kind they are of: keys that a table cannot have are found after those that it has.
+#[test]
+fn mistakes_are_named_in_the_order_of_their_lines() {
+    let text =
+        "[switch]\nworkerz = 1\nworkers = 'two'\n[[port]]\nkind = 'tap'\ntap = 'a'\nmtuu = 9\nmtu = 1\n";
+    let error = Config::builder().toml("rf.toml", text).build().unwrap_err();
+    let lines: Vec<_> = error.problems.iter().map(|problem| problem.place.as_str()).collect();
+    assert_eq!(lines, ["rf.toml:2", "rf.toml:3", "rf.toml:7", "rf.toml:8"], "{error}");
 }
