@@ -11,7 +11,7 @@ use std::ffi::OsString;
 use std::fmt::Display;
 use std::fs::{Metadata, Permissions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -23,12 +23,11 @@ use ringferry_sys::closer::{Closer, LeftBehind};
 use ringferry_sys::process::{Spawn, spawn_inheriting};
 use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::systemd::{LISTEN_FDNUMBERS, Manager, Notifier, Said};
-use ringferry_sys::{inherited, rlimit};
+use ringferry_sys::{lifeline, rlimit};
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fs::{FileType, FlockOperation, MemfdFlags, fcntl_lock};
+use rustix::fs::FileType;
 use rustix::io::Errno;
-use rustix::pipe::PipeFlags;
-use rustix::process::{Flock, FlockType, Pid, PidfdFlags, fcntl_getlk, kill_process, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, kill_process, pidfd_open};
 
 use crate::run::{OPEN_FILES, ORPHANED};
 use ringferry_sys::ready::{Ready, ReadyError};
@@ -53,15 +52,6 @@ const OWN_PROGRAM: &str = "/proc/self/exe";
 
 /// The number of the first descriptor that may be one's own to pass.
 const FIRST: i32 = 3;
-
-/// The number of the switch's lifeline: the first that is closed when it is killed, but for those of its input and output.
-///
-/// It is a file in memory on which the switch has a lock. The kernel takes that away when it closes the descriptor, which it does when no thread of the process runs any more,
-/// and before it releases any file: a pipe, say, is seen to be closed only after all descriptors were.
-const LIFELINE: RawFd = 3;
-
-/// Says to a switch that it has one.
-const LIFELINE_AT: &str = "RINGFERRY_LIFELINE";
 
 /// For how long a switch whose lifeline is cut is waited for, so that the log can say how it has ended. It takes well below a millisecond as a rule.
 const DYING: Duration = Duration::from_millis(20);
@@ -132,6 +122,7 @@ pub fn run(args: &KeepArgs) -> Result<(), Error> {
         was_ready: false,
         stopping: false,
         successor: None,
+        lifeline: None,
         dead: Vec::new(),
         is_early: false,
     };
@@ -303,36 +294,22 @@ pub fn become_run(arguments: &[OsString]) -> io::Error {
         .exec()
 }
 
-/// Holds the lifeline of this process until it ends, if it has one. Call it at the start of `main`, before any file is opened.
-pub(crate) fn hold_lifeline() {
-    let [pid, number] = ["LISTEN_PID", LIFELINE_AT].map(|name| std::env::var(name).ok());
-    let is_for_us = pid.and_then(|pid| pid.parse().ok()) == Some(std::process::id());
-    let number = number.and_then(|number| number.parse().ok()).filter(|_| is_for_us);
-    if let Some(lifeline) = number.and_then(|number| inherited::take(number).ok()) {
-        let _ = fcntl_lock(&lifeline, FlockOperation::NonBlockingLockExclusive);
-        // Nobody closes it but the kernel.
-        let _ = lifeline.into_raw_fd();
+/// A switch that was killed, whose end the kernel has not told yet.
+struct Dying {
+    process: OwnedFd,
+    /// It is a child of this process.
+    child: Option<Child>,
+}
+
+impl Dying {
+    fn has_ended(&mut self) -> bool {
+        let mut fds = [PollFd::new(&self.process, PollFlags::IN)];
+        let has_ended =
+            rustix::event::poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ended| ended > 0);
+        // It does not wait any more.
+        has_ended && self.child.take().is_none_or(|mut child| child.wait().is_ok())
     }
 }
-
-/// Returns true if a process has not ended yet.
-fn is_dying(child: &mut Child) -> bool {
-    matches!(child.try_wait(), Ok(None))
-}
-
-/// Returns a pipe that ends when the process that holds a lifeline does; `None` if that one does not hold it, or there is no thread to wait for it.
-fn watch(lifeline: OwnedFd, process: Pid) -> Option<OwnedFd> {
-    let holder = fcntl_getlk(&lifeline, &Flock::from(FlockType::WriteLock)).ok()??;
-    let (seen, end) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).ok()?;
-    let wait = move || {
-        while fcntl_lock(&lifeline, FlockOperation::LockExclusive) == Err(Errno::INTR) {}
-        drop(end);
-    };
-    (holder.pid == Some(process)).then_some(())?;
-    std::thread::Builder::new().name("ringferry-life".to_owned()).spawn(wait).ok()?;
-    Some(seen)
-}
-
 /// The descriptors that are kept, by name.
 ///
 /// A front end chooses some of these files, or what lies unread in them, and the last copy may be the one here: to close a socket that lingers takes as long as its
@@ -432,8 +409,10 @@ struct Keeper {
     stopping: bool,
     /// The process that has taken over from the switch.
     successor: Option<Pid>,
+    /// What it holds, if it has said so.
+    lifeline: Option<OwnedFd>,
     /// Switches that were killed, and have not ended yet.
-    dead: Vec<Child>,
+    dead: Vec<Dying>,
     /// The one that was started last was so before the one before had ended.
     is_early: bool,
 }
@@ -449,7 +428,7 @@ impl Keeper {
     fn bury(&mut self) {
         let until = Instant::now() + START;
         while !self.dead.is_empty() && Instant::now() < until {
-            self.dead.retain_mut(is_dying);
+            self.dead.retain_mut(|dying| !dying.has_ended());
             std::thread::sleep(Duration::from_millis(1));
         }
         self.is_early = false;
@@ -469,9 +448,9 @@ impl Keeper {
             command.env("LISTEN_FDNAMES", names.join(":")).env(LISTEN_FDNUMBERS, numbers.join(","));
         }
         let inherited: Vec<_> = kept.values().map(AsFd::as_fd).collect();
-        let lifeline = rustix::fs::memfd_create("ringferry-lifeline", MemfdFlags::CLOEXEC)?;
-        command.env(LIFELINE_AT, LIFELINE.to_string());
-        let keep_fds = vec![(lifeline.try_clone()?, LIFELINE)];
+        let lifeline = lifeline::make()?;
+        command.env(lifeline::VARIABLE, lifeline::NUMBER.to_string());
+        let keep_fds = vec![(lifeline.try_clone()?, lifeline::NUMBER)];
         let child = spawn_inheriting(&mut command, Spawn { keep_fds, ..Spawn::default() }, &inherited)?;
         Ok((child, lifeline))
     }
@@ -483,21 +462,23 @@ impl Keeper {
     /// (`EventId`), and for ever where a front end has passed what cannot be closed. So the end of its lifeline counts as its end if that does not come soon.
     fn serve(
         &mut self,
-        mut child: Child,
+        child: Child,
         lifeline: OwnedFd,
         signals: &Signals,
         newer: Option<FileId>,
     ) -> io::Result<End> {
         let (mut cut, mut dying) = (None, None);
-        let mut lifeline = Some(lifeline);
+        let mut held = Some(lifeline);
         let mut pid = Pid::from_child(&child);
         let mut process = pidfd_open(pid, PidfdFlags::empty())?;
+        // One that has taken over need not be a child of this process.
+        let mut child = Some(child);
         let mut late = Some(Instant::now() + START);
         loop {
             late = late.filter(|_| !self.was_ready && !self.stopping);
             if late.is_some_and(|late| late <= Instant::now()) {
                 late = None;
-                if let Some(file) = newer {
+                if let (Some(file), Some(child)) = (newer, &mut child) {
                     child.kill()?;
                     child.wait()?;
                     return Ok(End::Late(file));
@@ -509,7 +490,9 @@ impl Keeper {
                 );
             }
             let patience = late.map(|late| late.saturating_duration_since(Instant::now()));
-            let dies = dying.map(|until: Instant| until.saturating_duration_since(Instant::now()));
+            let dies = dying
+                .filter(|_| !self.stopping)
+                .map(|until: Instant| until.saturating_duration_since(Instant::now()));
             let waited_for = (!self.dead.is_empty()).then_some(Duration::from_secs(1));
             let patience = [patience, self.kept.patience(), dies, waited_for].into_iter().flatten().min();
             let patience = patience.map(|patience| Timespec {
@@ -530,23 +513,26 @@ impl Keeper {
                 Err(error) => return Err(error.into()),
             }
             self.kept.relieve();
-            self.dead.retain_mut(is_dying);
+            self.dead.retain_mut(|dying| !dying.has_ended());
             let ended = !fds[2].revents().is_empty();
             let is_cut = cut.is_some() && !fds[3].revents().is_empty();
             // What it has said before its end counts.
             while let Some(said) = self.manager.receive()? {
                 self.hear(said);
             }
-            if ended {
-                let ours = pid == Pid::from_child(&child);
+            // No thread of it runs any more, and the kernel still closes what it had.
+            let is_dead = !self.stopping && dying.is_some_and(|until| until <= Instant::now());
+            if ended || is_dead {
                 // One that has named itself has gone on after all.
                 if let Some(successor) = self.successor.take().filter(|successor| *successor != pid) {
-                    // The one that it has named goes on, which need not be a child of this process.
-                    if ours {
+                    let found = pidfd_open(successor, PidfdFlags::empty());
+                    if !ended {
+                        self.dead.push(Dying { process, child: child.take() });
+                    } else if let Some(mut child) = child.take() {
                         child.wait()?;
                     }
-                    pid = successor;
-                    match pidfd_open(pid, PidfdFlags::empty()) {
+                    (pid, held, cut, dying) = (successor, self.lifeline.take(), None, None);
+                    match found {
                         Ok(found) => process = found,
                         Err(_) if self.stopping => return Ok(End::Orderly),
                         Err(_) => return Ok(End::Killed("before it could be watched".to_owned())),
@@ -557,7 +543,14 @@ impl Keeper {
                     }
                     continue;
                 }
-                let status = if ours { Some(child.wait()?) } else { None };
+                if !ended {
+                    self.dead.push(Dying { process, child });
+                    self.is_early = true;
+                    return Ok(End::Killed(
+                        "how is not known yet, as the kernel still closes what it had".to_owned(),
+                    ));
+                }
+                let status = child.as_mut().map(Child::wait).transpose()?;
                 self.is_early &= !self.was_ready;
                 return Ok(match status {
                     _ if self.stopping => End::Orderly,
@@ -572,22 +565,15 @@ impl Keeper {
                 });
             }
             if self.was_ready
-                && let Some(lifeline) = lifeline.take()
+                && let Some(lifeline) = held.take()
             {
-                cut = watch(lifeline, pid);
+                cut = lifeline::watch(lifeline, pid);
             }
             if is_cut {
                 cut = None;
-                // One that ends by itself, or is another one's predecessor, says how, or which.
-                let is_killed = self.was_ready && !self.stopping && self.successor.is_none();
+                // One that ends by itself says so.
+                let is_killed = self.was_ready && !self.stopping;
                 dying = is_killed.then(|| Instant::now() + DYING);
-            }
-            if dying.is_some_and(|until| until <= Instant::now()) && pid == Pid::from_child(&child) {
-                self.dead.push(child);
-                self.is_early = true;
-                return Ok(End::Killed(
-                    "how is not known yet, as the kernel still closes what it had".to_owned(),
-                ));
             }
             while let Some(signal) = signals.next()? {
                 self.stopping |= matches!(signal, Signal::TERM | Signal::INT);
@@ -616,6 +602,8 @@ impl Keeper {
         } else if let Some(pid) = value("MAINPID") {
             let named = pid.parse().ok().and_then(Pid::from_raw);
             self.successor = named.filter(|pid| is_switch(*pid));
+            // The one before names it without.
+            self.lifeline = said.descriptors.into_iter().next().or_else(|| self.lifeline.take());
             if self.successor.is_none() {
                 tracing::warn!("the switch has named process {pid:?} as its successor, which is none");
             }

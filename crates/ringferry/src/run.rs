@@ -7,12 +7,11 @@ use ringferry_control as control;
 use ringferry_switch::config::{Config, ConfigError};
 use ringferry_switch::privileged::Privileges;
 use ringferry_switch::{Ended, Manager, OpenSwitch, Passed, RunError, StartError, SuccessionError, Switch};
-use ringferry_sys::rlimit;
 use ringferry_sys::signal::{Signal, Signals};
 use ringferry_sys::socket::MAX_PATH;
 use ringferry_sys::systemd::{self, Notifier};
+use ringferry_sys::{lifeline, rlimit};
 
-use crate::keep::hold_lifeline;
 use crate::run_args::{OnOff, RunArgs};
 use crate::{log, sandbox};
 use ringferry_sys::ready::{Ready, ReadyError};
@@ -88,6 +87,7 @@ pub fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
     if args.check {
         return check::check(args);
     }
+    lifeline::hold();
     if args.replace {
         return replace::run(args, limited);
     }
@@ -95,7 +95,6 @@ pub fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
     if args.background || args.if_changed {
         return Err(Error::NothingToReplace);
     }
-    hold_lifeline();
     let mut passed = Passed::new(systemd::listen_fds());
     let ready = args.ready_fd.map(Ready::take).transpose()?;
     // Whoever follows a process that was killed does as that did, whatever has become of the file.

@@ -16,6 +16,7 @@
 //! | [`epoll`] | waiting for descriptors | the epoll instance, not the registered descriptors |
 //! | [`socket`] | Unix stream sockets that pass descriptors | the descriptor; a listener also its file |
 //! | [`lent`] | a Unix stream socket that a peer has made, for sending | the descriptor |
+//! | [`lifeline`] | telling that a process does not run any more before its files are closed | a thread that waits |
 //! | [`signal`] | signals as events | the descriptor; the signals stay blocked |
 //! | [`namespace`] | user and network namespaces | the namespace descriptors it returns |
 //! | [`process`] | starting children in namespaces, CPU time, privileges | nothing |
@@ -48,6 +49,7 @@ mod ifreq;
 pub mod inherited;
 pub mod interrupt;
 pub mod lent;
+pub mod lifeline;
 pub mod namespace;
 pub mod netif;
 mod netlink;

@@ -22,8 +22,8 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use rustix::pipe::PipeFlags;
 
-use crate::inherited;
 use crate::socket::receive;
+use crate::{inherited, lifeline};
 
 /// The number of the first inherited socket, `SD_LISTEN_FDS_START`.
 const FIRST_FD: RawFd = 3;
@@ -112,12 +112,19 @@ impl Notifier {
         self.send("STOPPING=1")
     }
 
-    /// Says that another process is the service's main one from now on, and this one is about to end.
+    /// Says that another process is the service's main one from now on, and this one is about to end; or that this one is, with its [lifeline](crate::lifeline) for
+    /// `ringferry keep`. Other managers close that.
     ///
     /// # Errors
     /// The same as [`Notifier::ready`].
     pub fn main_pid(&self, pid: u32) -> io::Result<bool> {
-        self.send(&format!("MAINPID={pid}"))
+        let message = format!("MAINPID={pid}");
+        match (&self.0, lifeline::held()) {
+            (Some(connection), Some(held)) if pid == std::process::id() => {
+                send_with(connection, &message, held).map(|()| true)
+            }
+            _ => self.send(&message),
+        }
     }
 
     /// Has the manager keep a copy of a descriptor under a name, which [`listen_fds`] of the service's next process returns (`FDSTORE=1`). A manager that
