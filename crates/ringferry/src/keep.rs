@@ -241,7 +241,7 @@ impl Program {
     }
 }
 
-/// Most descriptors that can be kept where so many files can be open: a switch that is started inherits copies.
+/// Most descriptors that can be kept where so many files can be open: each is open twice for a moment.
 fn most(open_files: u64) -> usize {
     usize::try_from(open_files / 2).unwrap_or(MOST).saturating_sub(OWN).min(MOST)
 }
@@ -310,6 +310,7 @@ impl Dying {
         has_ended && self.child.take().is_none_or(|mut child| child.wait().is_ok())
     }
 }
+
 /// The descriptors that are kept, by name.
 ///
 /// A front end chooses some of these files, or what lies unread in them, and the last copy may be the one here: to close a socket that lingers takes as long as its
@@ -337,7 +338,7 @@ impl Kept {
         self.files.is_empty()
     }
 
-    /// Descriptors that are open, kept or not: a switch that is started needs as many again.
+    /// Descriptors that are open, kept or not.
     fn open(&self) -> usize {
         self.files.len() + self.closer.waiting() + self.left_behind.waiting()
     }
@@ -459,7 +460,7 @@ impl Keeper {
     /// killed if it is of a `newer` file than this process, whose own program can be started.
     ///
     /// Of a process that is killed the kernel closes all that it had before it says that it has ended. That takes seconds where somebody holds many locks on eventfds
-    /// (`EventId`), and for ever where a front end has passed what cannot be closed. So the end of its lifeline counts as its end if that does not come soon.
+    /// (`EventId`), and longer where a front end has passed what cannot be closed. So the end of its lifeline counts as its end if that does not come soon.
     fn serve(
         &mut self,
         child: Child,
@@ -591,7 +592,9 @@ impl Keeper {
                 "there is no room for a descriptor of the switch: if that is killed, what needs it begins anew; raise the limit of open files (ulimit -n)"
             );
         } else if value("FDSTORE") == Some("1") {
-            let has_room = self.kept.files.contains_key(&name) || self.kept.open() < self.most;
+            // What is being closed counts for itself: each that comes is moved, and the number that it had is let go of.
+            let is_full = self.kept.len() >= self.most || self.kept.open() >= 2 * self.most;
+            let has_room = self.kept.files.contains_key(&name) || !is_full;
             let mut descriptors = said.descriptors.into_iter();
             if has_room && let Some(fd) = descriptors.next() {
                 self.kept.insert(name, fd);
