@@ -112,7 +112,7 @@ impl Notifier {
         self.send("STOPPING=1")
     }
 
-    /// Says that another process is the service's main one from now on, and this one is about to end; or that this one is, with its [lifeline](crate::lifeline) for
+    /// Says that another process is the service's main one from now on, and this one is about to end; or that this one is, with its [`lifeline`] for
     /// `ringferry keep`. Other managers close that.
     ///
     /// # Errors

@@ -121,7 +121,9 @@ fn a_socket_of_a_living_switch_is_not_taken_from_it() {
     let mut a = switch.plug("a", 1, Options::default());
     switch.until_state("a", PortState::Up);
     // In whichever order they come.
-    ["features agreed on", "a front end has connected"].map(|line| switch.process.until_logged(line));
+    for line in ["features agreed on", "a front end has connected"] {
+        switch.process.until_logged(line);
+    }
     let lines = switch.process.log().len();
     let other = Place::new();
     for name in ["a", "b"] {
