@@ -16,7 +16,7 @@ pub struct PortChange {
     pub persistent: bool,
     /// The file, or the reason why it does not say so, for people.
     pub note: String,
-    /// What is strange about ports now and was not before, a sentence each, for people.
+    /// Remarks on ports, a sentence each, for people: on each thing that is strange now and was not before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
@@ -88,7 +88,7 @@ pub struct Reload {
     /// Ports that are in no file, and stay open.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub beside: Vec<String>,
-    /// What is strange about ports as the file has them, a sentence each, for people. Of a reload that was carried out: what was not so before.
+    /// Remarks on ports, a sentence each, for people: on each thing that is strange as the file has it, or, of a reload that was carried out, that was not so before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }

@@ -32,7 +32,7 @@ pub struct SettingsChange {
     pub persistent: bool,
     /// Where they are kept, or why they are not, for people.
     pub note: String,
-    /// What is strange about ports now and was not before, a sentence each, for people.
+    /// Remarks on ports, a sentence each, for people: on each thing that is strange now and was not before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }

@@ -410,7 +410,7 @@ struct Keeper {
     stopping: bool,
     /// The process that has taken over from the switch.
     successor: Option<Pid>,
-    /// What it holds, if it has said so.
+    /// The lifeline of that process, if it has passed one.
     lifeline: Option<OwnedFd>,
     /// Switches that were killed, and have not ended yet.
     dead: Vec<Dying>,

@@ -87,7 +87,6 @@ pub fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
     if args.check {
         return check::check(args);
     }
-    lifeline::hold();
     if args.replace {
         return replace::run(args, limited);
     }
@@ -106,6 +105,7 @@ pub fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
         tracing::warn!("{oddity}");
     }
     passed.inherit(&config)?;
+    lifeline::hold();
     let path = config.control.clone().unwrap_or_else(control::default_path);
     // Whoever looks for a socket whose file is gone knows it by its whole path, if the kernel takes one of that length.
     let path =

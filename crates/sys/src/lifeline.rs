@@ -32,8 +32,9 @@ pub fn make() -> io::Result<OwnedFd> {
     Ok(rustix::fs::memfd_create("ringferry-lifeline", MemfdFlags::CLOEXEC)?)
 }
 
-/// Holds the lifeline that this process has inherited, or else one of its own, until it ends. Call it at the start of `main`, before any other file is opened: it trusts
-/// the environment, and is to have a low number. Without a descriptor to be had there is none.
+/// Holds the lifeline that this process has inherited, or else one of its own, until it ends. Call it when all descriptors that were
+/// passed by their numbers [have been taken](inherited::take), as its own could be taken for one of those that is missing, and before many files are opened, as it is to have a low
+/// number. Without a descriptor to be had there is none.
 pub fn hold() {
     let [pid, number] = ["LISTEN_PID", VARIABLE].map(|name| std::env::var(name).ok());
     let is_for_us = pid.and_then(|pid| pid.parse().ok()) == Some(std::process::id());

@@ -7,6 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use ringferry_switch::{SuccessionError, Successor};
+use ringferry_sys::lifeline;
 use ringferry_sys::process::{Spawn, spawn};
 use ringferry_sys::signal::Signal;
 
@@ -28,6 +29,7 @@ pub(super) fn run(args: &RunArgs, limited: bool) -> Result<(), Error> {
         return in_background();
     }
     let ready = args.ready_fd.map(Ready::take).transpose()?;
+    lifeline::hold();
     let successor = Successor::connect(&control)?;
     if args.if_changed && successor.is_of_this_program() {
         successor.decline();

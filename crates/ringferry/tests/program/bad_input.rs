@@ -455,3 +455,11 @@ fn the_lab_is_a_program_of_its_own_and_its_absence_says_how_to_build_it() {
         assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{name}: ring --filter a b --help\n"));
     }
 }
+
+/// Nor is a file of the program's own taken for it.
+#[test]
+fn a_descriptor_that_nobody_has_passed_is_missed_by_its_number() {
+    let place = Place::new();
+    let line = refused(place.run(&[]).args(["--port", "vhost-user-fd:3"]));
+    contains(&line, &["port fd3: descriptor 3", "Bad file descriptor"]);
+}
