@@ -18,6 +18,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
 use bitflags::bitflags;
 use ringferry_memory::{ReadSlice, WriteSlice};
@@ -162,8 +163,13 @@ pub enum TapError {
         option: &'static str,
     },
     /// All queues of the tap are open already, in this or another process.
-    #[error("tap {0} is in use: end the program that has it open, or choose another name")]
-    InUse(String),
+    #[error("tap {name} is in use: end the program that has it open, or choose another name{}", whose(*.pid))]
+    InUse {
+        /// Name of the interface.
+        name: String,
+        /// A process that has it open, if that can be seen from here.
+        pid: Option<u32>,
+    },
     /// An inherited descriptor is not an attached tap.
     #[error(
         "the inherited descriptor is not an attached tap: pass an open /dev/net/tun after TUNSETIFF with IFF_TAP, IFF_NO_PI and IFF_VNET_HDR"
@@ -184,6 +190,13 @@ pub enum TapError {
         /// The error of the system call.
         source: io::Error,
     },
+}
+
+impl TapError {
+    /// The error of a tap whose queues are all open already, with whoever has one.
+    pub fn in_use(name: String) -> TapError {
+        TapError::InUse { pid: holder(&name), name }
+    }
 }
 
 /// An open, non-blocking queue of a tap device; see the [module](self).
@@ -465,12 +478,34 @@ fn os_error(name: &str, step: &'static str, source: io::Error) -> TapError {
 }
 
 /// Makes the error for a TUNSETIFF that failed.
+/// Says which process has a tap.
+fn whose(pid: Option<u32>) -> String {
+    pid.map_or_else(String::new, |pid| format!(" (process {pid} has it)"))
+}
+
+/// Returns a process that has a queue of the tap `name` open, in whatever network namespace. A user who is not root sees only processes of its own, and
+/// in a sandbox there is no `/proc`.
+fn holder(name: &str) -> Option<u32> {
+    let line = format!("iff:\t{name}");
+    let has = |pid: u32| {
+        let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        files.filter(|file| std::fs::read_link(file.path()).is_ok_and(|file| file == Path::new(DEVICE))).any(
+            |file| {
+                let about = format!("/proc/{pid}/fdinfo/{}", file.file_name().display());
+                std::fs::read_to_string(about).is_ok_and(|about| about.lines().any(|about| about == line))
+            },
+        )
+    };
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes.filter_map(|process| process.file_name().to_str()?.parse().ok()).find(|pid| has(*pid))
+}
+
 fn attach_error(config: &TapConfig, existed: bool, error: io::Error) -> TapError {
     let name = config.name.clone();
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => TapError::Permission(name),
         Some(libc::EBUSY) if config.existing == Existing::Refuse => TapError::Exists(name),
-        Some(libc::EBUSY | libc::E2BIG) => TapError::InUse(name),
+        Some(libc::EBUSY | libc::E2BIG) => TapError::in_use(name),
         Some(libc::EINVAL) if existed => {
             let (queues, option) =
                 if config.multi_queue { ("many queues", " multi_queue") } else { ("one queue", "") };
@@ -570,7 +605,11 @@ mod tests {
             let first = Tap::open(&config).unwrap();
             assert!(matches!(Tap::open(&config), Err(TapError::Exists(_))));
             config.existing = Existing::Either;
-            assert!(matches!(Tap::open(&config), Err(TapError::InUse(_))));
+            let error = Tap::open(&config).unwrap_err();
+            assert!(
+                matches!(&error, TapError::InUse { pid: Some(pid), .. } if *pid == std::process::id()),
+                "{error}"
+            );
 
             // A persistent tap outlives its queue and can be attached again.
             // SAFETY: TUNSETPERSIST takes a plain number.

@@ -672,6 +672,46 @@ fn a_tap_that_was_renamed_or_moved_is_as_up_as_it_was() {
     });
 }
 
+/// It has lost its addresses, its bridge and its state on the way.
+#[test]
+fn a_tap_that_comes_back_from_another_namespace_is_set_up_again() {
+    in_a_namespace(|| {
+        if !may("needs the program ip", program::installed("ip").is_some()) {
+            return;
+        }
+        let place = Place::new();
+        let tap = "tap:rf0,address=10.9.8.7/24,up=on,mtu=1400";
+        let switch = place.start(place.run(&["a"]).args(["--port", tap]), Vec::new());
+        let command = |text: &str| {
+            let output = Command::new("sh").args(["-c", text]).output().unwrap();
+            assert!(output.status.success(), "{text}: {output:?}");
+            String::from_utf8(output.stdout).unwrap()
+        };
+        let mut other = Command::new("unshare").args(["--net", "sleep", "60"]).spawn().unwrap();
+        let apart = || {
+            let space = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/net")).unwrap();
+            (space(&other.id().to_string()) != space("thread-self")).then_some(())
+        };
+        eventually("it has a network namespace", apart);
+        command(&format!("ip link set rf0 netns {}", other.id()));
+        switch.process.until_logged("its interface is in another network namespace, as rf0");
+        let why = place.ctl(&["why", "rf0"]);
+        assert!(why.contains("The switch then sets it up as the port has it"), "{why}");
+        command(&format!(
+            "nsenter --target {} --net ip link set rf0 netns {}",
+            other.id(),
+            rustix::thread::gettid().as_raw_nonzero()
+        ));
+        switch.process.until_logged("the interface rf0 is where it was, and is set up as the port has it");
+        assert!(command("ip -brief address show dev rf0").contains("10.9.8.7/24"));
+        assert!(command("ip link show dev rf0 up").contains("mtu 1400"));
+        switch.until_state("rf0", PortState::Up);
+        other.kill().unwrap();
+        other.wait().unwrap();
+        switch.stop();
+    });
+}
+
 #[test]
 fn a_control_socket_that_was_removed_is_missed_in_the_log() {
     let place = Place::new();

@@ -119,6 +119,9 @@ fn a_helper_that_is_killed_in_the_middle_leaves_each_port_as_it_was_or_as_it_is_
     // A port can still go, and its rules can change; neither is kept.
     let answer = place.ctl(&["remove", &done[0].port]);
     assert!(answer.contains("not kept when the switch ends: the privileged helper has ended"), "{answer}");
+    let socket = place.socket(&done[0].port);
+    assert!(answer.contains(&format!("nobody could remove the file of its socket: rm {}", socket.display())));
+    assert!(socket.exists());
     let answer = place.ctl(&["set", "a", "isolated=on", "mtu=9000"]);
     assert!(answer.contains("not kept when the switch ends: the privileged helper has ended"), "{answer}");
     switch.stop();

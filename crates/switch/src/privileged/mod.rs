@@ -334,10 +334,12 @@ impl Privileges {
     }
 
     /// Has the file of a removed port's socket removed.
-    pub(crate) fn close(&self, port: &str, meanwhile: Meanwhile<'_>) {
-        if let Some(helper) = &self.0 {
-            let _ = ask(helper, &Request::Close { port: port.to_owned() }, meanwhile);
-        }
+    ///
+    /// # Errors
+    /// There is nobody any more to do so, for people.
+    pub(crate) fn close(&self, port: &str, meanwhile: Meanwhile<'_>) -> Result<(), String> {
+        let Some(helper) = &self.0 else { return Ok(()) };
+        ask_well(helper, &Request::Close { port: port.to_owned() }, meanwhile).map(drop)
     }
 
     /// Adds a port to the configuration file at `path`.

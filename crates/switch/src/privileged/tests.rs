@@ -269,7 +269,7 @@ fn a_question_that_is_not_answered_at_once_is_given_up_and_the_helper_is_not() {
         assert!(helper.astray(fixture.port(port)).is_empty());
     }
     go_on.send(()).unwrap();
-    helper.close("vm0", &mut || ());
+    helper.close("vm0", &mut || ()).unwrap();
     assert_eq!(helper.astray(fixture.port("rf0")), ["in time"]);
     thread.join().unwrap();
 }
@@ -336,7 +336,7 @@ fn a_helper_opens_ports_where_the_configuration_has_some_and_keeps_them() {
 
     for (name, file) in [("vm2", "vm2.sock"), ("vm8", "vm8.sock"), ("vm3", "machines/vm3.sock"), ("vm4", "")]
     {
-        helper.close(name, &mut || ());
+        helper.close(name, &mut || ()).unwrap();
         assert!(!fixture.folder.path().join(file).is_file(), "{name}");
         helper.forget_port(&path, name, &mut || ()).unwrap();
         assert!(helper.forget_port(&path, name, &mut || ()).is_err(), "it is gone");

@@ -4,7 +4,7 @@
 //! A reload reads the file, compares it as a whole with what runs, and carries out the differences port by port; ports that are as the file
 //! has them are not touched.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use ringferry_control::{Answer, PortAction, PortChange, Reload, ReloadStep, Response, kept};
@@ -13,7 +13,7 @@ use ringferry_sys::tap::TapError;
 use super::{Requests, changes};
 use crate::Passed;
 use crate::config::oddities::Oddity;
-use crate::config::{Effect, PortConfig, PortKind, TapConfig, TapSource};
+use crate::config::{Effect, PortConfig, PortKind, TapConfig, TapSource, VhostUserConfig, VhostUserEndpoint};
 use crate::drains::Drained;
 use crate::ports::{self, OpenError, Plug};
 use crate::privileged::{NotKept, tap_exists};
@@ -109,7 +109,7 @@ impl Requests<'_> {
         };
         let forgotten = self.forget_changes(name);
         let before = self.oddities();
-        self.unplug(name);
+        let left = self.unplug(name);
         let port = self.config.ports.remove(at);
         let (persistent, mut note) = if self.is_in_file(name) {
             self.forget(name, runtime)
@@ -123,6 +123,7 @@ impl Requests<'_> {
         if let Some(tap) = port.kind.lasting_interface() {
             note += &format!("; the interface {tap} stays until you remove it (ip link delete {tap})");
         }
+        note += &left;
         note += &forgotten;
         tracing::info!(port = name, persistent, "the port is removed ({note})");
         let notes = self.remark(&before);
@@ -227,7 +228,7 @@ impl Requests<'_> {
             let mut what = "it is not in the file any more".to_owned();
             if !dry_run {
                 what += &self.forget_changes(name);
-                self.unplug(name);
+                what += &self.unplug(name);
                 self.config.ports.retain(|port| port.name != *name);
             }
             step(name, PortAction::Removed, what, Ok(()));
@@ -338,7 +339,7 @@ impl Requests<'_> {
     pub(crate) fn plug(&mut self, port: &PortConfig) -> Result<(), String> {
         self.can_plug(port)?;
         let plugged = self.open_when_free(port).and_then(|plug| self.begin(port, plug));
-        plugged.inspect_err(|_| self.close(&port.name))
+        plugged.inspect_err(|_| drop(self.close(&port.name)))
     }
 
     /// Opens a port anew whose tap was deleted. The old one goes when the new one is open.
@@ -354,7 +355,7 @@ impl Requests<'_> {
     /// Makes the socket of a port anew whose file was removed.
     fn listen_again(&mut self, port: &PortConfig) -> Result<(), String> {
         // The helper takes the port for open.
-        self.close(&port.name);
+        self.close(&port.name)?;
         let opened = self.acquire(port);
         let done = opened.and_then(|mut passed| self.ports.listen_again(port, &mut passed, self.epoll));
         done.map_err(|error| error.to_string())
@@ -403,10 +404,17 @@ impl Requests<'_> {
         privileges.can_open(port, &mut || self.serve_ports())
     }
 
-    fn unplug(&mut self, name: &str) {
+    /// Closes a port, and says what of it is left all the same, for people, behind a semicolon.
+    fn unplug(&mut self, name: &str) -> String {
+        let socket = self.find(name).and_then(socket_of).map(Path::to_owned);
         self.ports.remove(name, self.epoll);
         self.release(name);
-        self.close(name);
+        match (socket, self.close(name)) {
+            (Some(path), Err(_)) => {
+                format!("; nobody could remove the file of its socket: rm {}", path.display())
+            }
+            _ => String::new(),
+        }
     }
 
     /// Has whoever keeps descriptors for the next process let go of those of a port that is closed.
@@ -415,9 +423,12 @@ impl Requests<'_> {
     }
 
     /// Has the helper forget a port that is closed, with the file of its socket.
-    fn close(&mut self, name: &str) {
+    ///
+    /// # Errors
+    /// There is no helper any more, for people.
+    fn close(&mut self, name: &str) -> Result<(), String> {
         let privileges = self.privileges;
-        privileges.close(name, &mut || self.serve_ports());
+        privileges.close(name, &mut || self.serve_ports())
     }
 
     /// Says why a port cannot be replaced by this one, if that is known before it is tried.
@@ -515,12 +526,21 @@ fn in_no_file(why: &str) -> String {
     )
 }
 
+/// Returns the path at which a port listens.
+fn socket_of(port: &PortConfig) -> Option<&Path> {
+    match &port.kind {
+        PortKind::VhostUser(VhostUserConfig { endpoint: VhostUserEndpoint::Listen(path), .. }) => Some(path),
+        _ => None,
+    }
+}
+
 /// Returns true if a port could not be opened because somebody has its tap open, or has not let it vanish yet.
 fn is_held(port: &PortConfig, error: &str) -> bool {
     let PortKind::Tap(TapConfig { source: TapSource::Name { name, .. }, .. }) = &port.kind else {
         return false;
     };
-    error == TapError::InUse(name.clone()).to_string() || error.starts_with(&tap_exists(name))
+    let in_use = TapError::InUse { name: name.clone(), pid: None }.to_string();
+    error.starts_with(&in_use) || error.starts_with(&tap_exists(name))
 }
 
 /// Describes how a port that is open becomes another, for people.

@@ -146,13 +146,13 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
             100.0,
             format!("{name}: {fault}."),
             if fault.contains(INTERFACE_MOVED) {
-                "Rename it back while it is down (`ip link set NAME name OLD`), or move it back (`ip -n NETNS link set NAME netns PID`, with the number of the switch's process), set it up, and have its settings set again: `ringferry ctl reload`."
+                format!("Rename it back while it is down (`ip link set NAME name {peer}`), or move it back (`ip -n NETNS link set NAME netns PID`, with the number of the switch's process). The switch then sets it up as the port has it; without `up` at the port also `ip link set {peer} up`.")
             } else if fault.starts_with(BRIDGE_DOWN) {
-                "Set the bridge up, as it says."
+                "Set the bridge up, as it says.".to_owned()
             } else if fault.starts_with(INTERFACE_LOST) {
-                "Have it set again as it says. `ip monitor link address` shows who changes it."
+                "Have it set again as it says. `ip monitor link address` shows who changes it.".to_owned()
             } else {
-                "Mend the cause: the switch sees it within a second or two. `ip -details link` shows the interfaces, and `ip monitor link` who changes them."
+                "Mend the cause: the switch sees it within a second or two. `ip -details link` shows the interfaces, and `ip monitor link` who changes them.".to_owned()
             },
         );
     }

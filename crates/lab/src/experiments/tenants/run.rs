@@ -392,8 +392,8 @@ fn measure(order: &Order, program: &Path, switch: &mut Switch) -> Result<Outcome
     if order.case.attack.is_some() {
         let rate = (last.operations - first.operations) as f64 / elapsed.as_secs_f64();
         extra.push(("attack operations/s".to_owned(), rate));
-        extra.push(("attack refused".to_owned(), (last.refused - first.refused) as f64));
-        // Since it began, which is before anything was measured: a switch may see to it that one is all.
+        // Since it began, which is before anything was measured: a switch may see to it that one is all, or throw it out before that.
+        extra.push(("attack refused".to_owned(), last.refused as f64));
         extra.push(("attack operations".to_owned(), last.operations as f64));
     }
     Ok(Outcome { values: values.to_vec(), extra })

@@ -275,20 +275,30 @@ impl TapPort {
         self.was_up = is_up.or(self.was_up);
     }
 
-    /// Logs that somebody has renamed or moved the interface, or has put it back.
-    fn log_place(&mut self) {
+    /// Logs that somebody has renamed or moved the interface. One that was put back is set up again, as it has lost its bridge, its addresses and its state
+    /// on the way.
+    fn follow_place(&mut self, config: &PortConfig) {
         let now = self.now();
         if now == self.place {
             return;
         }
         self.place = now;
+        let set_up = match self.place {
+            Now::Here => self.privileges.set_up(config, None),
+            _ => Ok(()),
+        };
         let (port, tap) = (&self.name, &self.tap);
         if !self.limit.allows(port) {
             return;
         }
-        match (&self.place, moved(&self.place)) {
-            (_, Some(moved)) => tracing::warn!(port, "{moved}"),
-            (Now::Here, None) => tracing::info!(port, "the interface {tap} is where it was"),
+        match (&self.place, moved(&self.place), set_up) {
+            (_, Some(moved), _) => tracing::warn!(port, "{moved}"),
+            (Now::Here, None, Ok(())) => {
+                tracing::info!(port, "the interface {tap} is where it was, and is set up as the port has it");
+            }
+            (Now::Here, None, Err(error)) => {
+                tracing::warn!(port, "the interface {tap} is where it was, and cannot be set up: {error}");
+            }
             // That a tap was deleted is logged when it is made anew, or cannot be.
             _ => {}
         }
@@ -357,7 +367,7 @@ impl PortControl for TapPort {
 
     fn tick(&mut self, config: &PortConfig, _: &mut Context<'_>) {
         self.log_state();
-        self.log_place();
+        self.follow_place(config);
         self.look_for_astray(config);
         let bridge = link::bridge_of(config);
         if bridge == self.bridge || self.is_gone() {
@@ -497,7 +507,7 @@ fn open_queues(
             let existed = netif::index(name).ok().flatten().is_some();
             // The kernel lets any number of programs attach to a tap with several queues, and divides its packets among all.
             if Tap::attached_queues(name) > 1 {
-                return Err(TapError::InUse(name.clone()).into());
+                return Err(TapError::in_use(name.clone()).into());
             }
             let existing = match existing {
                 None => Existing::Either,
