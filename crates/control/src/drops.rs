@@ -114,6 +114,12 @@ drop_reasons! {
     TapWriteError = "tap-write-error" at Receiver,
         "Look at the guest's driver. With `offloads=off` at the tap, or `csum=off` at the guest's port, \
          no such header reaches the kernel.",
+    /// The interface has not sent what it was given before.
+    InterfaceBusy = "interface-busy" at Receiver,
+        "Some loss is normal when guests are faster than the network (UDP). For steady loss: `rate_out` at the port, a faster interface, or more of its queues.",
+    /// The interface received a packet for which the switch had no room left.
+    RxMissed = "rx-missed" at Sender,
+        "More comes in than the switch forwards: see whether its worker is busy; more workers, with as many queues of the interface (`ethtool -L`).",
     /// The frame had to go to another worker, which has taken nothing for 10 ms (until then the sender waits: `rx_held_microseconds`), or it was one of many copies and of more than the sending port's share of the ring between the two.
     WorkerBusy = "worker-busy" at Receiver,
         "See whether that worker is busy; add workers, or put the pairs that talk to each other on one \

@@ -10,7 +10,7 @@ use ringferry_control::explain::{Checksums, Cost, Explanation, Protocol, Segment
 use ringferry_control::snapshot::{
     CaptureSnapshot, FdbEntry, FdbLost, FdbRestless, FdbSnapshot, FrontEnd, GrantSnapshot, Negotiated,
     PairSnapshot, PortSnapshot, PortState, QueueRole, QueueSnapshot, Rates, SessionEnd, Snapshot,
-    StallSnapshot, VifFeatures, WorkerLoad, WorkerSnapshot,
+    StallSnapshot, VifFeatures, WorkerLoad, WorkerSnapshot, XdpFeatures,
 };
 use ringferry_control::{
     Answer, GuestSnapshot, Holds, Kept, PortAction, PortChange, PortRules, Reload, ReloadStep, Request,
@@ -76,6 +76,7 @@ fn negotiated() -> impl Strategy<Value = Negotiated> {
         any::<u64>().prop_map(|bits| Negotiated::VhostUser(Features::from_bits_retain(bits))),
         any::<u32>().prop_map(|bits| Negotiated::Tap(TapOffloads::from_bits_truncate(bits))),
         any::<u8>().prop_map(|bits| Negotiated::XenVif(VifFeatures::from_bits_truncate(bits))),
+        any::<u8>().prop_map(|bits| Negotiated::Xdp(XdpFeatures::from_bits_truncate(bits))),
         ("[a-z]{3,5}-later", vec(text(), 0..3))
             .prop_map(|(kind, features)| Negotiated::Later { kind, features }),
     ]

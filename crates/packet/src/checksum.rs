@@ -8,8 +8,10 @@ use ringferry_memory::ReadSlice;
 use thiserror::Error;
 
 use crate::ether::be16;
-use crate::parse::{IPV6_LEN, IpVersion, Layers, PROTO_UDP, ParseError, UDP_CHECKSUM};
-use crate::vnet::{Header, HeaderError};
+use crate::parse::{
+    IPV6_LEN, IpVersion, Layers, PROTO_TCP, PROTO_UDP, ParseError, TCP_CHECKSUM, UDP_CHECKSUM,
+};
+use crate::vnet::{F_NEEDS_CSUM, Header, HeaderError};
 
 /// A one's complement sum in progress. Pieces of any length are summed as if they were one.
 #[derive(Clone, Copy, Default, Debug)]
@@ -246,6 +248,34 @@ pub fn verify(frame: &[u8]) -> Result<Layers, VerifyError> {
     if sum.finish() == 0 { Ok(layers) } else { Err(VerifyError::Transport) }
 }
 
+/// Returns a header that asks for the checksum of the TCP or UDP packet that begins with `prefix`, if its checksum field holds the sum of the pseudo header alone:
+/// that is how Linux has packets whose checksum the interface was to compute, and whoever gets them by a way that does not say so has nothing else to tell them by. Else
+/// [`Header::NONE`]. A packet whose checksum happens to be that sum, and right, keeps the same one.
+#[must_use]
+pub fn unfinished(prefix: &[u8]) -> Header {
+    let found = || {
+        let layers = Layers::parse(prefix).ok().filter(|layers| !layers.fragment)?;
+        let Layers { l3, l4, ip, proto, .. } = layers;
+        let offset = match proto {
+            PROTO_TCP => TCP_CHECKSUM,
+            PROTO_UDP => UDP_CHECKSUM,
+            _ => return None,
+        };
+        let end = match ip {
+            IpVersion::V4 => l3 + usize::from(be16(prefix, l3 + 2)?),
+            IpVersion::V6 => l3 + IPV6_LEN + usize::from(be16(prefix, l3 + 4)?),
+        };
+        let sum = pseudo_header(prefix, &layers, end.checked_sub(l4)?)?;
+        (be16(prefix, l4 + offset)? == sum.partial()).then_some(Header {
+            flags: F_NEEDS_CSUM,
+            csum_start: l4 as u16,
+            csum_offset: offset as u16,
+            ..Header::NONE
+        })
+    };
+    found().unwrap_or(Header::NONE)
+}
+
 /// Computes the sum of the pseudo header of the packet in `frame`; `None` if the frame is too short or `len` too long.
 pub(crate) fn pseudo_header(frame: &[u8], layers: &Layers, len: usize) -> Option<Sum> {
     let addresses = frame.get(layers.l3..layers.l4)?;
@@ -268,7 +298,6 @@ pub(crate) fn pseudo_header(frame: &[u8], layers: &Layers, len: usize) -> Option
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parse::TCP_CHECKSUM;
     use crate::testing::{Packet, hex, reference_sum};
     use proptest::collection::vec;
     use proptest::prelude::*;
@@ -389,6 +418,25 @@ mod tests {
     }
 
     proptest! {
+        /// It is finished then, and a packet that was finished stays as it is.
+        #[test]
+        fn an_unfinished_packet_is_found_by_its_checksum_and_a_finished_one_is_left_alone(packet in Packet::any(200)) {
+            let (_, whole) = packet.complete();
+            let mut partial = packet.partial();
+            let header = unfinished(&partial[..partial.len().min(128)]);
+            if packet.payload_at() <= 128 {
+                prop_assert!(header.needs_csum());
+                prop_assert_eq!(usize::from(header.csum_start), packet.l4());
+                prop_assert_eq!(complete(&header, &mut partial), Ok(()));
+                prop_assert_eq!(&partial, &whole);
+            } else {
+                prop_assert_eq!(header, Header::NONE);
+            }
+            let mut same = whole.clone();
+            prop_assert_eq!(complete(&unfinished(&whole), &mut same), Ok(()));
+            prop_assert_eq!(same, whole);
+        }
+
         #[test]
         fn sum_equals_the_reference_at_any_length_and_offset(
             bytes in vec(any::<u8>(), 0..600),

@@ -76,7 +76,7 @@ fn switch(config: &Config) -> Sandbox {
                 // Simulated, for tests.
                 XenProvider::Process { .. } => sandbox.calls |= Calls::CONNECT | Calls::PEERS,
             },
-            PortKind::VhostUser(_) | PortKind::Tap(_) => {}
+            PortKind::VhostUser(_) | PortKind::Tap(_) | PortKind::Xdp(_) => {}
         }
     }
     sandbox
@@ -85,14 +85,26 @@ fn switch(config: &Config) -> Sandbox {
 /// The sandbox of the helper: it edits the configuration, makes sockets, connects to some and removes some, and makes taps. To do so for
 /// files of other users and for interfaces it keeps the capabilities that are about them, if it has them.
 fn helper(charter: &Charter) -> Sandbox {
+    // What an interface needs to be opened again, once it has come back.
+    let (capabilities, calls) = match charter.opens_interfaces() {
+        true => (CapabilitySet::NET_RAW | CapabilitySet::BPF | CapabilitySet::IPC_LOCK, Calls::XDP),
+        false => (CapabilitySet::empty(), Calls::empty()),
+    };
     Sandbox {
         files: charter.places(),
-        capabilities: CapabilitySet::CHOWN
+        capabilities: capabilities
+            | CapabilitySet::CHOWN
             | CapabilitySet::DAC_OVERRIDE
             | CapabilitySet::DAC_READ_SEARCH
             | CapabilitySet::FOWNER
             | CapabilitySet::NET_ADMIN,
-        calls: Calls::OPEN | Calls::EDIT | Calls::CONNECT | Calls::LISTEN | Calls::TAPS | Calls::INTERFACES,
+        calls: calls
+            | Calls::OPEN
+            | Calls::EDIT
+            | Calls::CONNECT
+            | Calls::LISTEN
+            | Calls::TAPS
+            | Calls::INTERFACES,
     }
 }
 

@@ -45,6 +45,7 @@ use values::{Described, Shape};
 
 pub use crate::ports::tap::config::{LinkConfig, MAX_TAP_NAME, TapConfig, TapSource};
 pub use crate::ports::vhost::config::{AccessConfig, FeatureToggles, VhostUserConfig, VhostUserEndpoint};
+pub use crate::ports::xdp::config::{Checksums, XdpConfig, XdpMode};
 pub use crate::ports::xen::config::{Transfer, VifName, XenProvider, XenVifConfig};
 pub(crate) use edit::Edit;
 use file::drop_in_directory;
@@ -443,7 +444,7 @@ macro_rules! port_kinds {
         }
 
         impl PortKind {
-            /// The value of the key `kind`: `vhost-user`, `tap` or `xen-vif`.
+            /// The value of the key `kind`: `vhost-user`, `tap`, `xen-vif` or `xdp`.
             pub fn name(&self) -> &'static str {
                 match self { $(PortKind::$kind(_) => <$config>::KIND,)+ }
             }
@@ -524,6 +525,8 @@ port_kinds! {
     Tap(TapConfig),
     /// Xen guests: one interface that a toolstack makes, or all of a class.
     XenVif(XenVifConfig),
+    /// An interface of the host, by AF_XDP.
+    Xdp(XdpConfig),
 }
 
 /// The error of a refused configuration: every problem found, one per line when displayed.

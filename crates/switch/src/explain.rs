@@ -36,6 +36,8 @@ pub enum Plug {
     Xen,
     /// The host's network stack.
     Tap,
+    /// An interface of the host.
+    Xdp,
 }
 
 /// The abilities of a port and its peer: offloads, buffers, MTU.
@@ -83,6 +85,8 @@ impl Abilities {
                 let mergeable = features.contains(Features::MRG_RXBUF);
                 (Plug::VhostUser, features.guest_offloads(), features.host_offloads(), mergeable)
             }
+            // AF_XDP takes no work off a packet, and what was left undone in one that came in the port has seen.
+            Negotiated::Xdp(_) => (Plug::Xdp, Offloads::empty(), Offloads::CSUM, true),
             Negotiated::Later { .. } => return None,
         };
         let up = port.state == PortState::Up;
@@ -222,7 +226,7 @@ fn advise(way: &mut Way, from: &Abilities, to: &Abilities) {
     for (port, lacking, receives) in [(to, lacking_receiver, true), (from, lacking_sender, false)] {
         match port.plug {
             Plug::Tap if !lacking.is_empty() => way.hints.push(format!("{}: offloads=on", port.name)),
-            Plug::Tap => {}
+            Plug::Tap | Plug::Xdp => {}
             Plug::Xen => {
                 let words =
                     [(Offloads::CSUM, "checksums"), (Offloads::TSO4 | Offloads::TSO6, "TCP segments")];

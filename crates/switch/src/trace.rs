@@ -409,10 +409,7 @@ impl Words<'_> {
         let mut apart: Vec<(DropReason, Vec<String>)> = Vec::new();
         for mut exit in exits {
             let name = self.known.name(exit.port);
-            let state = self
-                .known
-                .port(exit.port)
-                .map(|port| (port.state, matches!(port.negotiated, Negotiated::Tap(_))));
+            let state = self.known.port(exit.port).map(|port| (port.state, port.negotiated.is_interface()));
             // What the kernel would say, the worker cannot tell.
             if state == Some((PortState::Down, true)) {
                 exit.fates.fill(Err(DropReason::LinkDown));

@@ -10,6 +10,7 @@
 //! | module | contents | owner of |
 //! |---|---|---|
 //! | [`tap`] | a tap device with virtio headers and offloads | the descriptor, and a tap it created |
+//! | [`bpf`] | the XDP program that gives packets to AF_XDP sockets | the attachment and the table of sockets |
 //! | [`netif`] | settings of a network interface: up, MTU, addresses | nothing |
 //! | [`closer`] | closing what a peer passed, where waiting harms nobody | what it was handed |
 //! | [`eventfd`] | a doorbell that never blocks, even if a peer made it | the descriptor |
@@ -40,6 +41,7 @@
 //! with less on older kernels document it.
 
 pub mod accounts;
+pub mod bpf;
 pub mod closer;
 pub mod copy;
 pub mod cpu;

@@ -5,6 +5,7 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
@@ -122,6 +123,39 @@ pub fn set_mac(name: &str, mac: [u8; 6]) -> Result<()> {
         r.ifr_ifru.ifru_hwaddr = address;
     })
     .map(drop)
+}
+
+/// Has the interface take packets for all Ethernet addresses until the descriptor that is returned, and all its copies, are closed.
+///
+/// # Errors
+/// No permission (CAP_NET_RAW).
+pub fn hold_promiscuous(name: &str, index: u32) -> Result<OwnedFd> {
+    let error = |source: io::Error| InterfaceError {
+        name: name.to_owned(),
+        action: "making it promiscuous".to_owned(),
+        source,
+    };
+    // Without a protocol it gets no packet itself.
+    let socket =
+        rustix::net::socket_with(AddressFamily::PACKET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
+            .map_err(|errno| error(errno.into()))?;
+    let request = libc::packet_mreq {
+        mr_ifindex: index as libc::c_int,
+        mr_type: libc::PACKET_MR_PROMISC as libc::c_ushort,
+        mr_alen: 0,
+        mr_address: [0; 8],
+    };
+    // SAFETY: the option takes this structure, of this size.
+    let set = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_PACKET,
+            libc::PACKET_ADD_MEMBERSHIP,
+            std::ptr::from_ref(&request).cast(),
+            size_of_val(&request) as libc::socklen_t,
+        )
+    };
+    if set < 0 { Err(error(io::Error::last_os_error())) } else { Ok(socket) }
 }
 
 /// Returns the capacity of the interface's transmit queue in packets.

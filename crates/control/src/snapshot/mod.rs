@@ -18,7 +18,7 @@ use crate::text::duration;
 
 pub use fdb::{FdbEntry, FdbLost, FdbRestless, FdbSnapshot};
 pub use page::{COLUMNS, Column, ColumnError};
-pub use port::{FrontEnd, Negotiated, PortSnapshot, PortState, SessionEnd, VifFeatures};
+pub use port::{FrontEnd, Negotiated, PortSnapshot, PortState, SessionEnd, VifFeatures, XdpFeatures};
 pub use queue::{GrantSnapshot, PairSnapshot, QueueRole, QueueSnapshot, StallSnapshot};
 pub use rates::{Rates, WINDOWS, WorkerLoad};
 pub use worker::WorkerSnapshot;

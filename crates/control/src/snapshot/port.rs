@@ -114,6 +114,8 @@ pub enum Negotiated {
     Tap(TapOffloads),
     /// A Xen guest.
     XenVif(VifFeatures),
+    /// An interface of the host, by AF_XDP: how its packets come and go.
+    Xdp(XdpFeatures),
     /// A kind that only a later version has, as it was said.
     Later {
         /// Its name.
@@ -146,10 +148,27 @@ bitflags! {
     }
 }
 
+bitflags! {
+    /// How packets get between an interface and the switch.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct XdpFeatures: u8 {
+        /// The interface reads and writes the switch's memory itself; else the kernel copies.
+        const ZERO_COPY = 1 << 0;
+        /// A packet may lie in several frames.
+        const SEVERAL_FRAMES = 1 << 1;
+    }
+}
+
 impl Negotiated {
     const VHOST_USER: &str = "vhost-user";
     const TAP: &str = "tap";
     const XEN_VIF: &str = "xen-vif";
+    const XDP: &str = "xdp";
+
+    /// Returns true if an interface of the host is behind the port.
+    pub fn is_interface(&self) -> bool {
+        matches!(self, Negotiated::Tap(_) | Negotiated::Xdp(_))
+    }
 
     /// The name of the kind.
     pub fn kind(&self) -> &str {
@@ -157,6 +176,7 @@ impl Negotiated {
             Negotiated::VhostUser(_) => Self::VHOST_USER,
             Negotiated::Tap(_) => Self::TAP,
             Negotiated::XenVif(_) => Self::XEN_VIF,
+            Negotiated::Xdp(_) => Self::XDP,
             Negotiated::Later { kind, .. } => kind,
         }
     }
@@ -167,6 +187,7 @@ impl Negotiated {
             Negotiated::VhostUser(features) => features.names(),
             Negotiated::Tap(offloads) => names::of(offloads, names::upper),
             Negotiated::XenVif(features) => names::of(features, names::kebab),
+            Negotiated::Xdp(features) => names::of(features, names::kebab),
             Negotiated::Later { features, .. } => features.clone(),
         }
     }
@@ -176,6 +197,7 @@ impl Negotiated {
             Self::VHOST_USER => Negotiated::VhostUser(names::features(&features)),
             Self::TAP => Negotiated::Tap(names::set(&features, names::upper)),
             Self::XEN_VIF => Negotiated::XenVif(names::set(&features, names::kebab)),
+            Self::XDP => Negotiated::Xdp(names::set(&features, names::kebab)),
             _ => Negotiated::Later { kind, features },
         }
     }
@@ -188,7 +210,7 @@ impl Negotiated {
 struct Json {
     /// Its unique name.
     name: String,
-    /// The kind of the port: `vhost-user`, `tap` or `xen-vif`.
+    /// The kind of the port: `vhost-user`, `tap`, `xen-vif` or `xdp`.
     kind: String,
     /// Whether it carries packets, and if not, why.
     state: PortState,

@@ -19,6 +19,7 @@
 //! | [`bad_input`] | what cannot work is refused with one line that says what to do |
 //! | [`capture`] | packets as Wireshark reads them, and what a capture cannot do to a switch |
 //! | [`dpdk`] | our driver half against DPDK's `net_vhost` (needs Debian's dpdk-dev) |
+//! | [`xdp`] | an interface of the host, by AF_XDP |
 //! | [`xen`] | Xen guests on the same switch: forwarding, restarts on either side, several queues, hostile front ends |
 //! | [`channels`] | several queue pairs, and their number changing under traffic |
 //! | [`ports`] | ports that are added and removed while the switch runs, and the configuration read again |
@@ -69,4 +70,5 @@ mod top;
 mod trace;
 mod why;
 mod workers;
+mod xdp;
 mod xen;

@@ -45,7 +45,7 @@ impl Config {
             let about = about.unwrap_or(&text).to_owned();
             odd.push(Oddity { port: name.clone(), about, text });
         };
-        let is_guest = !matches!(kind, PortKind::Tap(_));
+        let is_guest = !kind.is_of_the_host();
         let access = self.ports.iter().find_map(|port| Some((&port.name, port.rules.vlans.access()?)));
         if let Some((access, vid)) = access
             && is_guest

@@ -482,7 +482,7 @@ fn unknown_keys_and_kinds_are_refused() {
     );
     assert_eq!(
         problem("[[port]]\nkind = 'veth'"),
-        "rf.toml:2: port.kind: \"veth\" is not a kind of port; known: \"vhost-user\", \"tap\", \"xen-vif\""
+        "rf.toml:2: port.kind: \"veth\" is not a kind of port; known: \"vhost-user\", \"tap\", \"xen-vif\", \"xdp\""
     );
     assert_eq!(problem("\n[[port]]\nname = 'a'"), "rf.toml:2: port.kind: must be given");
 }

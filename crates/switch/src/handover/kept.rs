@@ -531,6 +531,7 @@ fn made_of(port: &PortConfig) -> String {
         PortKind::VhostUser(VhostUserConfig { endpoint, .. }) => format!("{endpoint:?}"),
         PortKind::Tap(TapConfig { source, .. }) => format!("{source:?}"),
         PortKind::XenVif(vif) => format!("{vif:?}"),
+        PortKind::Xdp(xdp) => format!("{xdp:?}"),
     }
 }
 

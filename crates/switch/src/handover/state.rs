@@ -26,7 +26,7 @@ use crate::ports::handed::{Descriptors, HandedPort};
 pub(crate) const FORMAT: u32 = 1;
 
 /// Names in [`Hello::needs`] that this program understands.
-pub(crate) const UNDERSTOOD: &[&str] = &["vhost-user", "tap", "xen-vif"];
+pub(crate) const UNDERSTOOD: &[&str] = &["vhost-user", "tap", "xen-vif", "xdp"];
 
 /// What a successor is told first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -383,7 +383,9 @@ impl Handed {
         for entry in state.entries {
             let descriptors = entry.descriptors(&mut fds);
             let port = parts.config.ports.iter().find(|port| port.name == entry.name);
-            if let (Some(port), Some(HandedPort::VhostUser(_) | HandedPort::Tap(_))) = (port, &entry.state) {
+            if let (Some(port), Some(HandedPort::VhostUser(_) | HandedPort::Tap(_) | HandedPort::Xdp(_))) =
+                (port, &entry.state)
+            {
                 // What was said of it before does not hold any more.
                 parts.ports.remove(&entry.name, parts.epoll);
                 let state = entry.state.ok_or_else(missing)?;

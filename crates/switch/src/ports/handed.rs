@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::tap::TapState;
 use super::vhost::VhostState;
+use super::xdp::XdpState;
 
 /// The state of an entry of the configuration, by its kind.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -17,6 +18,8 @@ pub(crate) enum HandedPort {
     VhostUser(Box<VhostState>),
     /// See [`TapState`].
     Tap(TapState),
+    /// See [`XdpState`].
+    Xdp(XdpState),
     /// Nothing of it is handed over: what front ends have granted to one process cannot be passed to another. The successor opens it when this
     /// process has ended, and finds the rings in the store.
     XenVif,
@@ -27,7 +30,7 @@ impl HandedPort {
     pub(crate) fn forget_session(&mut self) -> bool {
         match self {
             HandedPort::VhostUser(state) => state.forget_session(),
-            HandedPort::Tap(_) | HandedPort::XenVif => false,
+            HandedPort::Tap(_) | HandedPort::Xdp(_) | HandedPort::XenVif => false,
         }
     }
 }

@@ -5,6 +5,7 @@
 //! | `vhost` | a virtual machine, or any other vhost-user front end |
 //! | `tap` | the host's network stack |
 //! | `xen` | the virtual interfaces of Xen guests |
+//! | `xdp` | an interface of the host, such as a physical network |
 //!
 //! | file | idea |
 //! |---|---|
@@ -33,6 +34,7 @@ use ringferry_sys::netif::InterfaceError;
 use ringferry_sys::socket::BindError;
 use ringferry_sys::tap::TapError;
 use ringferry_vhost_user::backend::Put;
+use ringferry_xdp::XdpError;
 
 use crate::config::{PortConfig, PortKind, SwitchConfig, TapConfig, TapSource};
 use crate::counters::PortTotals;
@@ -49,6 +51,7 @@ pub mod queues;
 pub(crate) mod table;
 pub(crate) mod tap;
 pub(crate) mod vhost;
+pub(crate) mod xdp;
 pub(crate) mod xen;
 
 use handed::{Descriptors, HandedPort};
@@ -88,6 +91,17 @@ pub enum OpenError {
     /// There is no Xen, or no store.
     #[error(transparent)]
     Xen(#[from] XenError),
+    /// There is no such interface.
+    #[error("there is no interface {0} in this network namespace")]
+    NoInterface(String),
+    /// An interface has no AF_XDP sockets for the switch.
+    #[error("interface {interface}: {source}")]
+    Xdp {
+        /// Name of the interface.
+        interface: String,
+        /// The reason, and what to do.
+        source: XdpError,
+    },
     /// The system has no descriptors left.
     #[error(transparent)]
     Os(#[from] io::Error),
@@ -366,6 +380,7 @@ pub(crate) fn acquire(port: &PortConfig, workers: usize) -> Result<Vec<OwnedFd>,
     match &port.kind {
         PortKind::VhostUser(config) => vhost::acquire(config),
         PortKind::Tap(config) => tap::acquire(port, config, workers),
+        PortKind::Xdp(config) => xdp::acquire(port, config),
         // Its devices are open to the sandbox, if there was such a port at the start.
         PortKind::XenVif(_) => Ok(Vec::new()),
     }
@@ -425,6 +440,7 @@ pub(crate) fn adopt(
             vhost::adopt(config, state, fds, privileges, before)
         }
         (PortKind::Tap(config), HandedPort::Tap(state)) => tap::adopt(config, &state, fds, privileges),
+        (PortKind::Xdp(config), HandedPort::Xdp(state)) => xdp::adopt(config, &state, fds),
         _ => Err(OpenError::Handed("the state is that of another kind of port".to_owned())),
     }
 }
@@ -438,6 +454,7 @@ pub(crate) fn open(port: &PortConfig, workers: usize, passed: &mut Passed) -> Re
     match &port.kind {
         PortKind::VhostUser(config) => vhost::open(config, passed),
         PortKind::Tap(config) => tap::open(port, config, workers, passed),
+        PortKind::Xdp(config) => xdp::open(port, config, passed),
         PortKind::XenVif(config) => xen::open(config, workers),
     }
 }

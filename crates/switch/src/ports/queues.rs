@@ -14,6 +14,7 @@ use ringferry_virtio_net::device::Run;
 
 use super::tap::queues::TapQueues;
 use super::vhost::queues::VhostQueues;
+use super::xdp::queues::XdpQueues;
 use super::xen::queues::{VifQueues, VifState};
 use crate::counters::DropReason;
 use crate::plane::queues::Room;
@@ -250,6 +251,7 @@ kinds! {
     Vhost(VhostQueues),
     Tap(TapQueues),
     Xen(VifQueues),
+    Xdp(XdpQueues),
 }
 
 /// The control plane's handles of the workers.

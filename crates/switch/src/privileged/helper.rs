@@ -195,6 +195,11 @@ impl Charter {
             PortKind::XenVif(XenVifConfig { provider: XenProvider::Process { .. }, .. }) => Err(failed(
                 "the sandbox keeps the switch from the sockets of a broker: write the port into the configuration file and restart the switch",
             )),
+            // The host would not get its packets any more.
+            PortKind::Xdp(_) => Err(failed(&format!(
+                "the sandbox lets the switch take only those interfaces that are in its configuration file: {}",
+                self.write_into_file("the port")
+            ))),
             PortKind::XenVif(_) if !self.has_xen => Err(failed(
                 "the sandbox has Xen's devices only if there was a port for Xen guests at the start: write the port into the configuration file and \
                  restart the switch",

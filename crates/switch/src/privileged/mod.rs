@@ -13,7 +13,8 @@
 //! never a path alone. A switch that has been taken over can have
 //! - sockets connected to and ports opened that are in the configuration file;
 //! - further ports opened: sockets that listen in directories in which the configuration has some, or in `socket_directories`; connections to
-//!   sockets in the latter; taps that do not exist yet, without a bridge or addresses; interfaces of Xen guests, if the switch has Xen's devices;
+//!   sockets in the latter; taps that do not exist yet, without a bridge or addresses; interfaces of Xen guests, if the switch has Xen's devices (an interface of the
+//!   host only if it is in the file);
 //! - settings of ports that can change while they are open, but for those of interfaces, changed in the file, ports opened so added to it, and ports
 //!   removed from it.
 //!
@@ -72,6 +73,9 @@ pub struct Charter {
     start: Vec<String>,
     /// True if a port was for Xen guests at the start, so that the sandbox has Xen's devices.
     has_xen: bool,
+    /// True if a port was for an interface of the host at the start, so that the helper has the rights to open one.
+    #[serde(default)]
+    has_xdp: bool,
     /// The helper has no files but those of the charter.
     #[serde(skip)]
     is_confined: bool,
@@ -121,6 +125,7 @@ impl Charter {
             match &port.kind {
                 PortKind::VhostUser(vhost) => charter.add_socket(&port.name, &vhost.endpoint),
                 PortKind::XenVif(_) => charter.has_xen = true,
+                PortKind::Xdp(_) => charter.has_xdp = true,
                 PortKind::Tap(_) => {}
             }
             charter.start.push(written(port));
@@ -138,6 +143,11 @@ impl Charter {
             VhostUserEndpoint::Fd(_) | VhostUserEndpoint::Activation(_) => return,
         };
         sockets.insert(port.to_owned(), path.as_path().into());
+    }
+
+    /// Returns true if the helper may have to open an interface of the host again.
+    pub fn opens_interfaces(&self) -> bool {
+        self.has_xdp
     }
 
     /// Returns the directories in which the helper reads, makes and removes files, and the device of taps.

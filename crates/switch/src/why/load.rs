@@ -341,6 +341,7 @@ fn look_at_software(port: &PortSnapshot, rates: &Rates, findings: &mut Findings)
                 Plug::VhostUser => "Set guest_tso4=on,guest_tso6=on,guest_uso4=on,guest_uso6=on for the guest's device (as QEMU has it; an older one knows no guest_uso4), and no tso=off or uso=off for the port.",
                 Plug::Xen => "Let the guest's interface offload TCP segments: `ethtool -K DEVICE tx on tso on sg on`.",
                 Plug::Tap => "Set offloads=on for the port.",
+                Plug::Xdp => BY_AF_XDP,
             },
         );
     }
@@ -355,10 +356,14 @@ fn look_at_software(port: &PortSnapshot, rates: &Rates, findings: &mut Findings)
                 Plug::VhostUser => "Set guest_csum=on for the guest's device (as QEMU has it), and no csum=off for the port.",
                 Plug::Xen => "Let the guest's interface offload checksums: `ethtool -K DEVICE rx on tx on`.",
                 Plug::Tap => "Set offloads=on for the port.",
+                Plug::Xdp => BY_AF_XDP,
             },
         );
     }
 }
+
+/// What to do about work that the switch does on packets for an interface.
+const BY_AF_XDP: &str = "AF_XDP leaves nothing to the interface. Where most of the traffic is TCP, a tap in a bridge with the interface (`tap:NAME,bridge=BRIDGE`) may carry more.";
 
 /// Notifications and batches.
 fn look_at_notifications(port: &PortSnapshot, rates: &Rates, findings: &mut Findings) {

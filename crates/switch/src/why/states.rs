@@ -25,7 +25,7 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
     let mut stops = |situation, text: String, remedy: &str| {
         findings.add(situation, Effect::Stops, 100.0, text, remedy);
     };
-    let is_tap = matches!(port.negotiated, Negotiated::Tap(_));
+    let is_tap = port.negotiated.is_interface();
     match port.state {
         PortState::Up if has_blind_rings(port) => stops(
             "memory-not-seen",

@@ -151,7 +151,7 @@ fn is_heard(known: &Known<'_>, port: &Abilities, vid: Vid) -> bool {
 
 /// Says that a guest's port carries all VLANs where others have their own: nothing that is dropped tells it.
 fn look_at_breadth(known: &Known<'_>, own: &Abilities, others: &[Abilities], findings: &mut Findings) {
-    if own.plug == Plug::Tap || (known.rules)(&own.name).vlans != Vlans::default() {
+    if matches!(own.plug, Plug::Tap | Plug::Xdp) || (known.rules)(&own.name).vlans != Vlans::default() {
         return;
     }
     let vlan = |other: &Abilities| Some((other.name.clone(), (known.rules)(&other.name).vlans.access()?));

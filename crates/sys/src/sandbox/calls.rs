@@ -41,6 +41,8 @@ bitflags! {
         const TAPS = 1 << 7;
         /// Attaching to taps and making them, and setting up interfaces: state, MTU, Ethernet and IP addresses, bridge.
         const INTERFACES = 1 << 8;
+        /// Making AF_XDP sockets, and attaching programs that give them packets.
+        const XDP = 1 << 9;
     }
 }
 
@@ -271,6 +273,13 @@ fn rules(calls: Calls) -> Built<Rules> {
         // IP addresses and bridges are set by rtnetlink.
         let netlink = [equal(0, libc::AF_NETLINK as u64)?, equal(2, libc::NETLINK_ROUTE as u64)?];
         sockets.push(SeccompRule::new(netlink.into())?);
+    }
+    if calls.contains(Calls::XDP) {
+        for family in [libc::AF_XDP, libc::AF_PACKET] {
+            sockets.push(one(equal(0, family as u64)?)?);
+        }
+        rules.insert(libc::SYS_bpf, Vec::new());
+        rules.insert(libc::SYS_bind, Vec::new());
     }
     rules.insert(libc::SYS_socket, sockets);
     // To where the socket is connected.

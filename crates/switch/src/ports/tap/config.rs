@@ -157,7 +157,8 @@ const INTERFACE_ADDRESS: Text<(IpAddr, u8)> = Text {
     write: |(address, bits)| format!("{address}/{bits}"),
 };
 
-const TAP_NAME: Text<String> = Text {
+/// The name of an interface of the host.
+pub(crate) const TAP_NAME: Text<String> = Text {
     placeholder: "NAME",
     what: "1 to 15 bytes, no spaces, no `/`, `:` or `%`",
     read: |name| check_tap_name(name).map(|()| name.to_owned()),

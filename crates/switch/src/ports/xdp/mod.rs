@@ -1,0 +1,386 @@
+//! Ports for an Ethernet interface of the host, such as a physical network: AF_XDP sockets, one for each of its queues.
+//!
+//! The sockets and the program that gives them packets are made with privileges ([`acquire`]); the control side hands them to the workers, follows the interface, and
+//! passes everything on to another process. Once all of them are closed the interface is as it was, and the host gets its packets.
+
+pub(crate) mod config;
+pub(crate) mod queues;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use ringferry_control::snapshot::{
+    Negotiated, PortSnapshot, PortState, QueueRole, QueueSnapshot, XdpFeatures,
+};
+use ringferry_packet::ether::Mac;
+use ringferry_packet::vnet::Offloads;
+use ringferry_sys::netif;
+use ringferry_vhost_user::backend::Put;
+use ringferry_virtio_net::queue_index;
+use ringferry_xdp::{Kind, Mode, Queue, Statistics, several_frames};
+use serde::{Deserialize, Serialize};
+
+use super::handed::{Descriptors, HandedPort};
+use super::passed::Passed;
+use super::queues::{AnyQueues, AnyStart, Workers};
+use super::table::QueueStates;
+use super::xen::MappingBudget;
+use super::{Context, Interface, InterfaceQueues, OpenError, Plug, PortControl, Positions};
+use crate::config::{Checksums, PortConfig, XdpConfig, XdpMode};
+use crate::counters::{DropReason, PortTotals};
+use crate::fdb::PortId;
+use crate::log_limit::LogLimit;
+use crate::plane::{PAIRS, Placement, PortShared, Steering};
+use crate::rules::Rules;
+use crate::snapshot::rules_by_key;
+use queues::{XdpQueues, XdpStart};
+
+/// Log lines about the state of an interface per interval.
+const LOG_LINES: u32 = 5;
+
+/// What a port is made of.
+struct Sockets {
+    /// The attachment of the program.
+    program: OwnedFd,
+    /// What holds the interface promiscuous.
+    promiscuous: Option<OwnedFd>,
+    /// Socket and memory of each queue.
+    queues: Vec<(OwnedFd, OwnedFd)>,
+}
+
+impl Sockets {
+    /// Opens them.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    fn open(port: &PortConfig, config: &XdpConfig) -> Result<Sockets, OpenError> {
+        let name = &config.interface;
+        let index = netif::index(name)?.ok_or_else(|| OpenError::NoInterface(name.clone()))?;
+        if let Some(mtu) = port.mtu {
+            netif::set_mtu(name, mtu.into())?;
+        }
+        if !netif::is_up(name)? {
+            netif::set_up(name, true)?;
+        }
+        let mode = match config.mode {
+            XdpMode::Auto => Mode::Auto,
+            XdpMode::ZeroCopy => Mode::ZeroCopy,
+            XdpMode::Copy => Mode::Copy,
+            XdpMode::Generic => Mode::Generic,
+        };
+        let wanted = config.queues.map(u32::from);
+        let opened = ringferry_xdp::open(index, wanted, PAIRS.into(), netif::mtu(name)?, mode);
+        let opened = opened.map_err(|source| OpenError::Xdp { interface: name.clone(), source })?;
+        let promiscuous = if config.promiscuous { Some(netif::hold_promiscuous(name, index)?) } else { None };
+        Ok(Sockets { program: opened.program, promiscuous, queues: opened.queues })
+    }
+
+    /// All of them, in an order from which [`of_list`](Self::of_list) makes them again.
+    fn into_list(self) -> Vec<OwnedFd> {
+        let queues = self.queues.into_iter().flat_map(|(socket, memory)| [socket, memory]);
+        [self.program].into_iter().chain(queues).chain(self.promiscuous).collect()
+    }
+
+    /// Those of a list that came from another process.
+    fn of_list(list: Vec<OwnedFd>) -> Option<Sockets> {
+        let mut list = list.into_iter();
+        let program = list.next()?;
+        let (mut queues, mut promiscuous) = (Vec::new(), None);
+        while let Some(first) = list.next() {
+            match list.next() {
+                Some(memory) => queues.push((first, memory)),
+                None => promiscuous = Some(first),
+            }
+        }
+        (!queues.is_empty()).then_some(Sockets { program, promiscuous, queues })
+    }
+
+    /// Returns what the kernel has dropped for want of room, in all queues.
+    fn statistics(&self) -> Statistics {
+        self.queues.iter().map(|(socket, _)| Queue::statistics(socket)).fold(
+            Statistics::default(),
+            |sum, more| Statistics {
+                rx_dropped: sum.rx_dropped + more.rx_dropped,
+                invalid: sum.invalid + more.invalid,
+            },
+        )
+    }
+}
+
+/// The control side of an xdp port.
+struct XdpPort {
+    id: PortId,
+    name: String,
+    interface: String,
+    /// Index of the interface when it was opened.
+    index: u32,
+    counters: PortTotals,
+    shared: Arc<PortShared>,
+    sockets: Sockets,
+    features: XdpFeatures,
+    several: bool,
+    /// Its queues are read.
+    started: bool,
+    /// Whether its interface was up when that was last seen.
+    was_up: Option<bool>,
+    /// Packets that the kernel had dropped for want of room when it was last asked.
+    dropped: u64,
+    limit: LogLimit,
+}
+
+/// The state of an xdp port. Descriptors are numbers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct XdpState {
+    /// What the port is made of, in the order of [`Sockets::into_list`].
+    sockets: Vec<u32>,
+    /// [Its index](XdpPort::index).
+    index: u32,
+}
+
+/// Opens the sockets of a port that is added to a running switch, for [`open`] in another process.
+///
+/// # Errors
+/// See [`OpenError`].
+pub(super) fn acquire(port: &PortConfig, config: &XdpConfig) -> Result<Vec<OwnedFd>, OpenError> {
+    Ok(Sockets::open(port, config)?.into_list())
+}
+
+/// Opens the sockets of an interface.
+///
+/// # Errors
+/// See [`OpenError`].
+pub(super) fn open(port: &PortConfig, config: &XdpConfig, passed: &mut Passed) -> Result<Plug, OpenError> {
+    let sockets = match passed.take_opened() {
+        Some(opened) => Sockets::of_list(opened).ok_or(OpenError::NoRoom)?,
+        None => Sockets::open(port, config)?,
+    };
+    let xdp = config.clone();
+    let index = netif::index(&xdp.interface)?.ok_or_else(|| OpenError::NoInterface(xdp.interface.clone()))?;
+    Ok(Box::new(move |config, cx| {
+        let mut port = plug(config, &xdp, sockets, index, cx)?;
+        port.start(cx.workers)?;
+        Ok(Box::new(port))
+    }))
+}
+
+/// Makes a port of the state of another process's. It reads nothing until it [takes over](PortControl::take_over).
+///
+/// # Errors
+/// A descriptor was not passed, or is none of a socket.
+pub(super) fn adopt(config: &XdpConfig, state: &XdpState, mut fds: Descriptors) -> Result<Plug, OpenError> {
+    let list: Option<Vec<_>> = state.sockets.iter().map(|number| fds.take(*number)).collect();
+    let sockets = list.and_then(Sockets::of_list);
+    let sockets =
+        sockets.ok_or_else(|| OpenError::Handed("a socket of the interface was not passed".to_owned()))?;
+    let (xdp, index) = (config.clone(), state.index);
+    Ok(Box::new(move |config, cx| Ok(Box::new(plug(config, &xdp, sockets, index, cx)?))))
+}
+
+fn plug(
+    config: &PortConfig,
+    xdp: &XdpConfig,
+    sockets: Sockets,
+    index: u32,
+    cx: &mut Context<'_>,
+) -> Result<XdpPort, OpenError> {
+    let mtu = netif::mtu(&xdp.interface)?;
+    let several = several_frames(mtu);
+    let zero_copy = sockets.queues.iter().all(|(socket, _)| Kind::of(socket).zero_copy);
+    let mut features = XdpFeatures::empty();
+    features.set(XdpFeatures::ZERO_COPY, zero_copy);
+    features.set(XdpFeatures::SEVERAL_FRAMES, several);
+    let id = cx.allocate()?;
+    cx.workers.set_rules(id, &config.rules);
+    let counters = PortTotals::new(cx.workers.count());
+    let shared = Arc::new(PortShared::default());
+    // What leaves is finished.
+    shared.set_offloads(Offloads::empty());
+    shared.set_mtu(u16::try_from(mtu).unwrap_or(u16::MAX));
+    let finishes = xdp.checksums == Checksums::Finish;
+    let steering = Steering::Pairs(Arc::clone(&shared));
+    let placement = Placement { steering, owners: config.owners(), queues: PAIRS };
+    cx.workers.add_port(id, &config.name, &counters, placement, |_, handle| {
+        AnyQueues::Xdp(XdpQueues::new(handle.clone(), Arc::clone(&shared), finishes))
+    });
+    let dropped = sockets.statistics().rx_dropped;
+    Ok(XdpPort {
+        id,
+        name: config.name.clone(),
+        interface: xdp.interface.clone(),
+        index,
+        counters,
+        shared,
+        sockets,
+        features,
+        several,
+        started: false,
+        was_up: None,
+        dropped,
+        limit: LogLimit::new(LOG_LINES),
+    })
+}
+
+impl XdpPort {
+    /// Has the workers serve the queues.
+    ///
+    /// # Errors
+    /// There is no room to map their rings.
+    fn start(&mut self, workers: &Workers) -> io::Result<()> {
+        if std::mem::replace(&mut self.started, true) {
+            return Ok(());
+        }
+        let make = |(socket, memory): &(OwnedFd, OwnedFd)| {
+            Queue::new(socket.try_clone()?, memory.as_fd(), self.several)
+        };
+        let queues = self.sockets.queues.iter().map(make).collect::<io::Result<Vec<_>>>()?;
+        for (number, queue) in (0..).zip(queues) {
+            workers.start_queue(self.id, number, AnyStart::Xdp(XdpStart { number, queue }));
+        }
+        Ok(())
+    }
+
+    /// Does the same where there is nobody to tell of a failure.
+    fn go_on(&mut self, workers: &Workers) {
+        if let Err(error) = self.start(workers) {
+            tracing::error!(port = self.name, "the interface cannot be served: {error}");
+        }
+    }
+
+    /// Returns true if the interface is there, and up.
+    fn is_up(&self) -> bool {
+        !self.is_gone() && netif::is_up(&self.interface).unwrap_or(false)
+    }
+}
+
+impl PortControl for XdpPort {
+    fn serve(&mut self, _: u32, _: &mut Context<'_>) {}
+
+    fn count_up(&self) -> usize {
+        usize::from(self.is_up())
+    }
+
+    fn is_gone(&self) -> bool {
+        netif::index(&self.interface).is_ok_and(|index| index != Some(self.index))
+    }
+
+    fn tick(&mut self, _: &PortConfig, _: &mut Context<'_>) {
+        let is_up = self.is_up();
+        let (port, interface) = (&self.name, &self.interface);
+        match (self.was_up.replace(is_up), is_up) {
+            (None | Some(true), false) if self.limit.allows(port) => {
+                tracing::warn!(port, "the interface {interface} is down: no packet passes it");
+            }
+            (Some(false), true) if self.limit.allows(port) => {
+                tracing::info!(port, "the interface {interface} is up");
+            }
+            _ => {}
+        }
+        self.limit.settle(port);
+        let dropped = self.sockets.statistics().rx_dropped;
+        let more = dropped.saturating_sub(std::mem::replace(&mut self.dropped, dropped));
+        // Its sender is beyond the interface, and the switch has never had them.
+        self.counters.of(0).drops.add(DropReason::RxMissed, more);
+    }
+
+    fn change(&mut self, before: &PortConfig, now: &PortConfig) -> Result<(), OpenError> {
+        if before.mtu == now.mtu {
+            return Ok(());
+        }
+        Err(OpenError::Handed(
+            "the MTU of an interface decides how its sockets are made: write it into the configuration file, and start the switch anew"
+                .to_owned(),
+        ))
+    }
+
+    fn set_rules(&mut self, rules: &Rules, workers: &Workers) {
+        workers.set_rules(self.id, rules);
+    }
+
+    fn interfaces(&self) -> Vec<Interface<'_>> {
+        vec![Interface {
+            id: self.id,
+            name: &self.name,
+            queues: InterfaceQueues::Pairs(&self.shared),
+            counters: &self.counters,
+        }]
+    }
+
+    fn snapshots(
+        &self,
+        config: &PortConfig,
+        _: &MappingBudget,
+        states: &mut QueueStates,
+    ) -> Vec<PortSnapshot> {
+        let is_gone = self.is_gone();
+        let fault = is_gone.then(|| {
+            format!(
+                "there is no interface {} any more, or another one has its name: it is opened anew as soon as that is possible",
+                self.interface
+            )
+        });
+        let state = if self.is_up() { PortState::Up } else { PortState::Down };
+        let name = (!is_gone).then_some(&self.interface);
+        let mtu = name.and_then(|name| netif::mtu(name).ok());
+        let rings = (0..self.sockets.queues.len() as u16).flat_map(queue_index::both).map(|index| {
+            let live = states.remove(&(self.id, index));
+            QueueSnapshot {
+                index,
+                role: QueueRole::of(index),
+                size: Queue::ENTRIES,
+                enabled: true,
+                started: live.is_some(),
+                last_avail: live.as_ref().map_or(0, |live| live.last_avail),
+                last_used: live.as_ref().map_or(0, |live| live.last_used),
+                available: None,
+                stalled: None,
+                broken: None,
+                grants: None,
+            }
+        });
+        vec![PortSnapshot {
+            name: self.name.clone(),
+            negotiated: Negotiated::Xdp(self.features),
+            state,
+            fault,
+            peer: self.interface.clone(),
+            mtu: mtu.map_or(0, |mtu| mtu.try_into().unwrap_or(u16::MAX)),
+            mac: name.and_then(|name| netif::mac(name).ok()).map(Mac),
+            queues: rings.collect(),
+            counters: self.counters.by_name(),
+            drops: self.counters.drops_by_name(),
+            rules: rules_by_key(&config.rules),
+            pairs: Vec::new(),
+            rates: Vec::new(),
+            another_waits: false,
+            ended: None,
+            stopped_seconds: None,
+            front_end: None,
+        }]
+    }
+
+    fn hand_over(&self, put: &mut Put<'_>) -> io::Result<HandedPort> {
+        let Sockets { program, promiscuous, queues } = &self.sockets;
+        let queues = queues.iter().flat_map(|(socket, memory)| [socket, memory]);
+        let list = [program].into_iter().chain(queues).chain(promiscuous);
+        let sockets = list.map(|fd| put(fd.as_fd(), None)).collect::<io::Result<_>>()?;
+        Ok(HandedPort::Xdp(XdpState { sockets, index: self.index }))
+    }
+
+    fn take_over(&mut self, _: &Positions, workers: &Workers) {
+        self.go_on(workers);
+    }
+
+    fn recover(&mut self, workers: &Workers) {
+        self.go_on(workers);
+    }
+
+    fn remove(&mut self, cx: &mut Context<'_>) {
+        if self.started {
+            for number in 0..self.sockets.queues.len() as u16 {
+                let _ = cx.workers.stop_queue(self.id, number, number);
+            }
+        }
+        cx.release(self.id);
+    }
+}
