@@ -61,6 +61,14 @@ fn client(guest: &Process, options: &str) -> Process {
     Process::start(&mut command, Spawn { join_net: Some(net), ..Spawn::default() })
 }
 
+/// What `ringferry ctl` says that is refused.
+#[track_caller]
+fn refusal(place: &Place, words: &[&str]) -> String {
+    let output = ringferry().arg("ctl").arg("--control").arg(place.control()).args(words).output().unwrap();
+    assert!(!output.status.success(), "{output:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
 #[track_caller]
 fn expect_whole(report: &serde_json::Value) {
     assert_eq!(report["corrupt"], 0, "{report}");
@@ -118,6 +126,11 @@ fn an_interface_with_a_large_mtu_carries_packets_in_several_frames() {
         expect_whole(&traffic(&guest, "--mode udp --size 8900 --rate 50M --seconds 0.5"));
         expect_whole(&traffic(&guest, "--mode tcp-both --seconds 0.5"));
         assert_eq!((switch.port("va").mtu, switch.port("va").drops["tx-too-big"]), (9000, 0));
+        place.ctl(&["set", "va", "mtu=8000"]);
+        assert_eq!(switch.port("va").mtu, 8000);
+        let output = refusal(&place, &["set", "va", "mtu=1500"]);
+        assert!(output.contains("packets lie in another number of frames"), "{output}");
+        assert_eq!(switch.port("va").mtu, 8000);
         switch.stop();
     });
 }
@@ -195,9 +208,7 @@ fn an_interface_that_cannot_be_had_is_one_clear_line() {
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(said.contains("another XDP program is at the interface"), "{said}");
         // A switch in its sandbox takes no interface that its file does not have.
-        let output =
-            ringferry().arg("ctl").arg("--control").arg(place.control()).args(["add", "xdp:vb"]).output();
-        let said = String::from_utf8(output.unwrap().stderr).unwrap();
+        let said = refusal(&place, &["add", "xdp:vb"]);
         assert!(said.contains("only those interfaces that are in its configuration file"), "{said}");
         switch.stop();
     });

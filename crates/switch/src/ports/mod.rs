@@ -94,6 +94,11 @@ pub enum OpenError {
     /// There is no such interface.
     #[error("there is no interface {0} in this network namespace")]
     NoInterface(String),
+    /// An interface cannot have such an MTU as long as it has these sockets.
+    #[error(
+        "with this MTU packets lie in another number of frames, for which its sockets are made: write it into the configuration file, and have the port opened anew (`ringferry ctl remove {0} --runtime`, `ringferry ctl reload`)"
+    )]
+    OtherFrames(String),
     /// An interface has no AF_XDP sockets for the switch.
     #[error("interface {interface}: {source}")]
     Xdp {
@@ -386,7 +391,7 @@ pub(crate) fn acquire(port: &PortConfig, workers: usize) -> Result<Vec<OwnedFd>,
     }
 }
 
-/// Sets up the interface of a tap again ([`tap::set_up`]), and undoes what `before` had asked for beyond that; ports of other kinds have none.
+/// Sets up the interface of a port again ([`tap::set_up`], [`xdp::set_up`]), and undoes what `before` had asked for beyond that; ports of other kinds have none.
 ///
 /// # Errors
 /// No permission, or a setting that the interface cannot have.
@@ -398,6 +403,7 @@ pub(crate) fn set_up(port: &PortConfig, before: Option<&PortConfig>) -> Result<(
             }
             tap::set_up(port, name)
         }
+        PortKind::Xdp(config) => xdp::set_up(port, config),
         _ => Ok(()),
     }
 }
@@ -440,7 +446,7 @@ pub(crate) fn adopt(
             vhost::adopt(config, state, fds, privileges, before)
         }
         (PortKind::Tap(config), HandedPort::Tap(state)) => tap::adopt(config, &state, fds, privileges),
-        (PortKind::Xdp(config), HandedPort::Xdp(state)) => xdp::adopt(config, &state, fds),
+        (PortKind::Xdp(config), HandedPort::Xdp(state)) => xdp::adopt(config, &state, fds, privileges),
         _ => Err(OpenError::Handed("the state is that of another kind of port".to_owned())),
     }
 }

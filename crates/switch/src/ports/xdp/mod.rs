@@ -32,6 +32,7 @@ use crate::counters::{DropReason, PortTotals};
 use crate::fdb::PortId;
 use crate::log_limit::LogLimit;
 use crate::plane::{PAIRS, Placement, PortShared, Steering};
+use crate::privileged::Privileges;
 use crate::rules::Rules;
 use crate::snapshot::rules_by_key;
 use queues::{XdpQueues, XdpStart};
@@ -127,6 +128,7 @@ struct XdpPort {
     /// Packets that the kernel had dropped for want of room when it was last asked.
     dropped: u64,
     limit: LogLimit,
+    privileges: Privileges,
 }
 
 /// The state of an xdp port. Descriptors are numbers.
@@ -146,6 +148,18 @@ pub(super) fn acquire(port: &PortConfig, config: &XdpConfig) -> Result<Vec<Owned
     Ok(Sockets::open(port, config)?.into_list())
 }
 
+/// Sets the MTU of a port's interface.
+///
+/// # Errors
+/// No permission, or one with which packets lie in another number of frames than now, for which the sockets are made.
+pub(super) fn set_up(port: &PortConfig, config: &XdpConfig) -> Result<(), OpenError> {
+    let Some(mtu) = port.mtu.map(u32::from) else { return Ok(()) };
+    if several_frames(mtu) != several_frames(netif::mtu(&config.interface)?) {
+        return Err(OpenError::OtherFrames(port.name.clone()));
+    }
+    Ok(netif::set_mtu(&config.interface, mtu)?)
+}
+
 /// Opens the sockets of an interface.
 ///
 /// # Errors
@@ -155,10 +169,10 @@ pub(super) fn open(port: &PortConfig, config: &XdpConfig, passed: &mut Passed) -
         Some(opened) => Sockets::of_list(opened).ok_or(OpenError::NoRoom)?,
         None => Sockets::open(port, config)?,
     };
-    let xdp = config.clone();
+    let (xdp, privileges) = (config.clone(), passed.privileges().clone());
     let index = netif::index(&xdp.interface)?.ok_or_else(|| OpenError::NoInterface(xdp.interface.clone()))?;
     Ok(Box::new(move |config, cx| {
-        let mut port = plug(config, &xdp, sockets, index, cx)?;
+        let mut port = plug(config, &xdp, sockets, index, privileges, cx)?;
         port.start(cx.workers)?;
         Ok(Box::new(port))
     }))
@@ -168,13 +182,18 @@ pub(super) fn open(port: &PortConfig, config: &XdpConfig, passed: &mut Passed) -
 ///
 /// # Errors
 /// A descriptor was not passed, or is none of a socket.
-pub(super) fn adopt(config: &XdpConfig, state: &XdpState, mut fds: Descriptors) -> Result<Plug, OpenError> {
+pub(super) fn adopt(
+    config: &XdpConfig,
+    state: &XdpState,
+    mut fds: Descriptors,
+    privileges: &Privileges,
+) -> Result<Plug, OpenError> {
     let list: Option<Vec<_>> = state.sockets.iter().map(|number| fds.take(*number)).collect();
     let sockets = list.and_then(Sockets::of_list);
     let sockets =
         sockets.ok_or_else(|| OpenError::Handed("a socket of the interface was not passed".to_owned()))?;
-    let (xdp, index) = (config.clone(), state.index);
-    Ok(Box::new(move |config, cx| Ok(Box::new(plug(config, &xdp, sockets, index, cx)?))))
+    let (xdp, index, privileges) = (config.clone(), state.index, privileges.clone());
+    Ok(Box::new(move |config, cx| Ok(Box::new(plug(config, &xdp, sockets, index, privileges, cx)?))))
 }
 
 fn plug(
@@ -182,6 +201,7 @@ fn plug(
     xdp: &XdpConfig,
     sockets: Sockets,
     index: u32,
+    privileges: Privileges,
     cx: &mut Context<'_>,
 ) -> Result<XdpPort, OpenError> {
     let mtu = netif::mtu(&xdp.interface)?;
@@ -196,7 +216,6 @@ fn plug(
     let shared = Arc::new(PortShared::default());
     // What leaves is finished.
     shared.set_offloads(Offloads::empty());
-    shared.set_mtu(u16::try_from(mtu).unwrap_or(u16::MAX));
     let finishes = xdp.checksums == Checksums::Finish;
     let steering = Steering::Pairs(Arc::clone(&shared));
     let placement = Placement { steering, owners: config.owners(), queues: PAIRS };
@@ -204,7 +223,7 @@ fn plug(
         AnyQueues::Xdp(XdpQueues::new(handle.clone(), Arc::clone(&shared), finishes))
     });
     let dropped = sockets.statistics().rx_dropped;
-    Ok(XdpPort {
+    let port = XdpPort {
         id,
         name: config.name.clone(),
         interface: xdp.interface.clone(),
@@ -218,7 +237,10 @@ fn plug(
         was_up: None,
         dropped,
         limit: LogLimit::new(LOG_LINES),
-    })
+        privileges,
+    };
+    port.note_mtu(mtu);
+    Ok(port)
 }
 
 impl XdpPort {
@@ -245,6 +267,11 @@ impl XdpPort {
         if let Err(error) = self.start(workers) {
             tracing::error!(port = self.name, "the interface cannot be served: {error}");
         }
+    }
+
+    /// Takes note of the MTU of the interface, which senders are told whose packets do not fit.
+    fn note_mtu(&self, mtu: u32) {
+        self.shared.set_mtu(u16::try_from(mtu).unwrap_or(u16::MAX));
     }
 
     /// Returns true if the interface is there, and up.
@@ -284,13 +311,11 @@ impl PortControl for XdpPort {
     }
 
     fn change(&mut self, before: &PortConfig, now: &PortConfig) -> Result<(), OpenError> {
-        if before.mtu == now.mtu {
-            return Ok(());
+        if before.mtu != now.mtu {
+            self.privileges.set_up(now, Some(before))?;
+            self.note_mtu(netif::mtu(&self.interface)?);
         }
-        Err(OpenError::Handed(
-            "the MTU of an interface decides how its sockets are made: write it into the configuration file, and start the switch anew"
-                .to_owned(),
-        ))
+        Ok(())
     }
 
     fn set_rules(&mut self, rules: &Rules, workers: &Workers) {
