@@ -135,6 +135,36 @@ fn an_interface_with_a_large_mtu_carries_packets_in_several_frames() {
     });
 }
 
+/// Each is served by one worker, and may go to another meanwhile.
+#[test]
+fn several_queues_of_an_interface_are_shared_among_the_workers() {
+    with_a_pair(|| {
+        make_pair("numrxqueues 2 numtxqueues 2");
+        let place = Place::new();
+        let mut run = place.run(&["a"]);
+        let switch = place.start(run.args(["--port", "xdp:va", "--workers", "2"]), Vec::new());
+        let guest = guest(&place);
+        expect_whole(&traffic(&guest, "--mode tcp-both --sessions 16 --seconds 0.5"));
+        let pairs = switch.port("va").pairs;
+        assert_eq!(pairs.iter().map(|pair| pair.worker).collect::<Vec<_>>(), [0, 1]);
+        assert!(pairs.iter().all(|pair| pair.counters["tx_packets"] > 0), "{pairs:?}");
+        let mut server = ringferry();
+        server.args(["traffic", "server", "--bind", HOST]);
+        let _server = Process::start(&mut server, Spawn::default());
+        let mut client = client(&guest, "--mode tcp-both --sessions 16 --seconds 1");
+        for worker in ["1", "0", "1", "0"] {
+            let count = || switch.port("va").counters["tx_packets"];
+            let before = count();
+            eventually("packets pass", || (count() > before + 100).then_some(()));
+            place.ctl(&["assign", "va", "0", worker]);
+        }
+        let (status, output) = client.wait();
+        assert!(status.success(), "{:#?}", client.log());
+        expect_whole(&serde_json::from_str(&output).unwrap());
+        switch.stop();
+    });
+}
+
 /// Its sockets go along, so the interface never notices.
 #[test]
 fn a_switch_with_an_interface_is_replaced_and_no_packet_is_lost() {
