@@ -60,6 +60,15 @@ pub fn is_up(name: &str) -> Result<bool> {
     Ok(i32::from(flags(name)?) & libc::IFF_UP != 0)
 }
 
+/// Returns true if the interface is up and something is plugged in at its other end, as far as its driver knows (`IFF_RUNNING`).
+///
+/// # Errors
+/// There is no such interface.
+pub fn is_running(name: &str) -> Result<bool> {
+    let both = libc::IFF_UP | libc::IFF_RUNNING;
+    Ok(i32::from(flags(name)?) & both == both)
+}
+
 /// Brings the interface up or down.
 ///
 /// # Errors

@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ringferry_memory::{Area, ReadSlice, Region, Words};
+use rustix::io::Errno;
 use rustix::net::xdp::{
     XDP_PGOFF_RX_RING, XDP_PGOFF_TX_RING, XDP_UMEM_PGOFF_COMPLETION_RING, XDP_UMEM_PGOFF_FILL_RING,
     XdpRingOffset,
@@ -273,26 +274,28 @@ impl Queue {
         calls
     }
 
-    /// Has the kernel send what it was shown: in copy mode it does that within the call, some packets at a time.
-    fn send(&mut self) {
+    /// Has the kernel send what it was shown: in copy mode it does that within the call, some packets at a time. Returns true if some is left for which another call
+    /// would do.
+    fn send(&mut self) -> bool {
         for _ in 0..MOST_CALLS {
-            let sent = rustix::net::send(&self.socket, &[], SendFlags::DONTWAIT);
-            let goes_on = matches!(sent, Ok(_) | Err(rustix::io::Errno::AGAIN));
-            if !goes_on || !self.transmit.is_pending() {
-                break;
+            match rustix::net::send(&self.socket, &[], SendFlags::DONTWAIT) {
+                // It has sent as many as it does in one call; or none for now; or has lost one, as nothing is plugged in.
+                Ok(_) | Err(Errno::AGAIN | Errno::BUSY) => {}
+                // The interface is down, or gone.
+                Err(_) => return false,
+            }
+            if !self.transmit.is_pending() {
+                return false;
             }
             // Frames that come back make room for what the kernel has to report.
             self.reclaim();
         }
+        true
     }
 
-    /// Returns true if all that was put is sent, or will be without another call.
+    /// Has the kernel send what it has left. Returns true if there is nothing of that kind any more; what an interface that is down has not sent waits until it is up.
     pub fn settle(&mut self) -> bool {
-        if !self.transmit.is_pending() || !self.transmit.needs_wakeup() {
-            return true;
-        }
-        self.send();
-        !self.transmit.is_pending()
+        !self.transmit.is_pending() || !self.transmit.needs_wakeup() || !self.send()
     }
 
     /// Takes frames back that were sent.

@@ -123,6 +123,30 @@ fn who_sends_more_than_there_is_room_for_is_told() {
     });
 }
 
+/// Nobody has to call again and again until it is up.
+#[test]
+fn what_an_interface_that_is_down_has_not_sent_waits_until_it_is_up() {
+    with_a_pair("mtu 1500", || {
+        let ((mut a, _a), (mut b, _b)) = (queue("va", Mode::Auto), queue("vb", Mode::Auto));
+        ip("link set va down");
+        let sent: Vec<_> = (0..40).map(|n| packet(n, 60)).collect();
+        sent.iter().for_each(|packet| a.put(packet, &[], 60).unwrap());
+        a.flush();
+        assert!(a.settle() && b.lend(1).is_none());
+        ip("link set va up");
+        a.flush();
+        assert!(a.settle());
+        assert_eq!(take(&mut b, 40), sent);
+        // Nothing is plugged in at the other end: what is sent is lost, and there is room again.
+        ip("link set vb down");
+        for _ in 0..100 {
+            sent.iter().for_each(|packet| a.put(packet, &[], 60).unwrap());
+            a.flush();
+            assert!(a.settle());
+        }
+    });
+}
+
 /// Another process goes on with the descriptors where this one has stopped.
 #[test]
 fn a_socket_that_goes_to_another_process_has_lost_nothing() {

@@ -214,6 +214,10 @@ fn an_interface_that_was_deleted_and_made_anew_is_opened_again() {
         ip("link set va up");
         switch.until_state("va", PortState::Up);
         expect_whole(&traffic(&guest, "--mode tcp --seconds 0.2"));
+        ip("link set vb down");
+        switch.process.until_logged("its interface has no carrier");
+        assert_eq!(switch.port("va").state, PortState::Down);
+        assert!(place.ctl(&["why", "va"]).contains("See to the cable"));
         switch.stop();
     });
 }

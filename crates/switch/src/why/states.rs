@@ -12,6 +12,7 @@ use super::{Findings, Known, recent, times};
 use crate::ports::tap::{BRIDGE_DOWN, INTERFACE_AWAY, INTERFACE_LOST, INTERFACE_MOVED, NO_BRIDGE};
 use crate::ports::vhost::control::{MEMORY_REFUSED, SOCKET_REMOVED, SOCKET_REPLACED};
 use crate::ports::vhost::device::QUEUE_SIZE_ALLOWS;
+use crate::ports::xdp::NO_CARRIER;
 use crate::stalls::is_start;
 
 /// Looks for states in which a port carries nothing.
@@ -147,6 +148,8 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
             format!("{name}: {fault}."),
             if fault.contains(INTERFACE_MOVED) {
                 format!("Rename it back while it is down (`ip link set NAME name {peer}`), or move it back (`ip -n NETNS link set NAME netns PID`, with the number of the switch's process). The switch then sets it up as the port has it; without `up` at the port also `ip link set {peer} up`.")
+            } else if fault == NO_CARRIER {
+                format!("See to the cable, or to whoever has the other end (`ip -details link show {peer}`, `ethtool {peer}`).")
             } else if fault.starts_with(BRIDGE_DOWN) {
                 "Set the bridge up, as it says.".to_owned()
             } else if fault.starts_with(INTERFACE_LOST) {

@@ -109,6 +109,22 @@ impl Sockets {
     }
 }
 
+/// The fault of an interface without a carrier.
+pub(crate) const NO_CARRIER: &str =
+    "its interface has no carrier: nothing is plugged in, or the other end is down";
+
+/// What packets find at an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Link {
+    /// It was deleted, or another one has its name.
+    Gone,
+    /// Its administrator has taken it down.
+    Down,
+    /// There is nobody at the other end.
+    Unplugged,
+    Up,
+}
+
 /// The control side of an xdp port.
 struct XdpPort {
     id: PortId,
@@ -123,8 +139,8 @@ struct XdpPort {
     several: bool,
     /// Its queues are read.
     started: bool,
-    /// Whether its interface was up when that was last seen.
-    was_up: Option<bool>,
+    /// Its interface when that was last seen.
+    was: Option<Link>,
     /// Packets that the kernel had dropped for want of room when it was last asked.
     dropped: u64,
     limit: LogLimit,
@@ -234,7 +250,7 @@ fn plug(
         features,
         several,
         started: false,
-        was_up: None,
+        was: None,
         dropped,
         limit: LogLimit::new(LOG_LINES),
         privileges,
@@ -274,9 +290,15 @@ impl XdpPort {
         self.shared.set_mtu(u16::try_from(mtu).unwrap_or(u16::MAX));
     }
 
-    /// Returns true if the interface is there, and up.
-    fn is_up(&self) -> bool {
-        !self.is_gone() && netif::is_up(&self.interface).unwrap_or(false)
+    /// Returns what packets find at the interface.
+    fn link(&self) -> Link {
+        let name = &self.interface;
+        match (self.is_gone(), netif::is_running(name), netif::is_up(name)) {
+            (true, ..) => Link::Gone,
+            (_, Ok(true), _) => Link::Up,
+            (_, _, Ok(true)) => Link::Unplugged,
+            _ => Link::Down,
+        }
     }
 }
 
@@ -284,7 +306,7 @@ impl PortControl for XdpPort {
     fn serve(&mut self, _: u32, _: &mut Context<'_>) {}
 
     fn count_up(&self) -> usize {
-        usize::from(self.is_up())
+        usize::from(self.link() == Link::Up)
     }
 
     fn is_gone(&self) -> bool {
@@ -292,16 +314,17 @@ impl PortControl for XdpPort {
     }
 
     fn tick(&mut self, _: &PortConfig, _: &mut Context<'_>) {
-        let is_up = self.is_up();
+        let link = self.link();
         let (port, interface) = (&self.name, &self.interface);
-        match (self.was_up.replace(is_up), is_up) {
-            (None | Some(true), false) if self.limit.allows(port) => {
-                tracing::warn!(port, "the interface {interface} is down: no packet passes it");
+        // That it was deleted is logged when it is opened anew, or cannot be.
+        let has_changed = self.was.replace(link).unwrap_or(Link::Up) != link;
+        if has_changed && self.limit.allows(port) {
+            match link {
+                Link::Up => tracing::info!(port, "the interface {interface} is up"),
+                Link::Down => tracing::warn!(port, "the interface {interface} is down: no packet passes it"),
+                Link::Unplugged => tracing::warn!(port, "{NO_CARRIER}"),
+                Link::Gone => {}
             }
-            (Some(false), true) if self.limit.allows(port) => {
-                tracing::info!(port, "the interface {interface} is up");
-            }
-            _ => {}
         }
         self.limit.settle(port);
         let dropped = self.sockets.statistics().rx_dropped;
@@ -337,15 +360,17 @@ impl PortControl for XdpPort {
         _: &MappingBudget,
         states: &mut QueueStates,
     ) -> Vec<PortSnapshot> {
-        let is_gone = self.is_gone();
-        let fault = is_gone.then(|| {
-            format!(
+        let link = self.link();
+        let fault = match link {
+            Link::Gone => Some(format!(
                 "there is no interface {} any more, or another one has its name: it is opened anew as soon as that is possible",
                 self.interface
-            )
-        });
-        let state = if self.is_up() { PortState::Up } else { PortState::Down };
-        let name = (!is_gone).then_some(&self.interface);
+            )),
+            Link::Unplugged => Some(NO_CARRIER.to_owned()),
+            Link::Up | Link::Down => None,
+        };
+        let state = if link == Link::Up { PortState::Up } else { PortState::Down };
+        let name = (link != Link::Gone).then_some(&self.interface);
         let mtu = name.and_then(|name| netif::mtu(name).ok());
         let rings = (0..self.sockets.queues.len() as u16).flat_map(queue_index::both).map(|index| {
             let live = states.remove(&(self.id, index));
