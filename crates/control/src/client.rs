@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -72,6 +73,14 @@ fn nobody(path: &Path) -> String {
     if !path.exists() && listens(path).unwrap_or(false) {
         return format!(
             "a ringferry listens on control socket {path:?}, but somebody has removed its file: nobody can ask it for anything until it gets SIGHUP \
+             (`systemctl reload ringferry`, or `kill -HUP` of its process, which `ss -xlp` names), which makes the socket anew; packets go on"
+        );
+    }
+    if path.symlink_metadata().is_ok_and(|file| !file.file_type().is_socket())
+        && listens(path).unwrap_or(false)
+    {
+        return format!(
+            "a ringferry listens on control socket {path:?}, but something that is no socket lies in its place: remove that, then send it SIGHUP \
              (`systemctl reload ringferry`, or `kill -HUP` of its process, which `ss -xlp` names), which makes the socket anew; packets go on"
         );
     }
@@ -301,6 +310,9 @@ mod tests {
         let said = || ControlError::NotRunning(path.clone()).to_string();
         std::fs::remove_file(&path).unwrap();
         assert!(said().contains("but somebody has removed its file"), "{}", said());
+        std::fs::create_dir(&path).unwrap();
+        assert!(said().contains("something that is no socket lies in its place"), "{}", said());
+        std::fs::remove_dir(&path).unwrap();
         let other = folder.path().join("other");
         assert!(ControlError::NotRunning(other).to_string().contains("start one with `ringferry run`"));
         drop(listener);

@@ -14,7 +14,9 @@
 //! Alternatives considered: demanding `F_SEAL_SHRINK` (refuses stock memory-backend-file), and
 //! `process_vm_readv` (a system call per packet).
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Once, OnceLock};
 
 /// Largest number of guarded mappings in a process: 256 ports with 32 regions each, of which a front end can use a few
@@ -89,12 +91,35 @@ impl Drop for Guard {
     }
 }
 
+/// The descriptor of the event that tells of memory that was lost, or -1.
+static EVENT: AtomicI32 = AtomicI32::new(-1);
+
+/// Has an eventfd count whenever memory is lost, so that its owner need not look at all regions again and again: until the memory is let go of, whatever is written to it takes
+/// memory of this process. It must not block. The process has one; a later one takes its place.
+///
+/// # Errors
+/// No descriptor is left.
+pub fn tell(event: OwnedFd) -> io::Result<()> {
+    let fd = event.as_raw_fd();
+    if EVENT.compare_exchange(-1, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+        // It is the handler's from now on.
+        std::mem::forget(event);
+        return Ok(());
+    }
+    // The number stays, as the handler may be about to use it.
+    // SAFETY: both descriptors are open, and the second one is nobody's but the handler's.
+    match unsafe { libc::dup3(fd, EVENT.load(Ordering::Relaxed), libc::O_CLOEXEC) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
 /// The disposition of SIGBUS before our handler was installed.
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
 fn install() {
     // SAFETY: zeroed is a valid sigaction. The handler does only what is allowed in a signal handler:
-    // atomics, mmap, sigaction, and calling the handler that was there before.
+    // atomics, mmap, write, sigaction, and calling the handler that was there before.
     unsafe {
         let mut previous: libc::sigaction = std::mem::zeroed();
         if libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut previous) == 0 {
@@ -159,6 +184,9 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
     // mapping; one of the kernel's own carries the address.
     let addr = unsafe { if (*info).si_code > 0 { (*info).si_addr().addr() } else { 0 } };
     if replace(addr) {
+        let (event, one) = (EVENT.load(Ordering::Relaxed), 1_u64);
+        // SAFETY: write(2) may be called in a handler, and the number lives until it returns. Nobody who touches memory looks at errno afterwards.
+        unsafe { libc::write(event, std::ptr::from_ref(&one).cast(), size_of_val(&one)) };
         return;
     }
     let previous =
@@ -178,5 +206,35 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
         None => unsafe {
             libc::signal(libc::SIGBUS, libc::SIG_DFL);
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+    use crate::SharedMem;
+
+    /// Whoever waited for its next look at all regions meanwhile paid for each page that was written to.
+    #[test]
+    fn l_memory_that_is_lost_is_told_of_at_once() {
+        let size = 4 * rustix::param::page_size();
+        for _ in 0..2 {
+            let event = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
+            tell(event.try_clone().unwrap()).unwrap();
+            let mut count = [0; 8];
+            let file = SharedMem::new("lost", size).unwrap();
+            let region = file.map_at(0).unwrap();
+            rustix::fs::ftruncate(file.fd().as_fd(), 0).unwrap();
+            let area = region.area(0, size).unwrap();
+            area.write(0, 4).unwrap().copy_from(&[1; 4]);
+            assert!(region.is_lost());
+            // Other tests of this process may lose memory meanwhile.
+            rustix::io::read(&event, &mut count).unwrap();
+            assert!(u64::from_ne_bytes(count) > 0);
+        }
     }
 }

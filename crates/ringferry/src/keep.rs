@@ -91,7 +91,7 @@ pub enum Error {
     )]
     Numbered(String),
     /// The switch has ended by itself.
-    #[error("the switch has ended: {0}")]
+    #[error("what this has started has ended: {0}")]
     Ended(ExitStatus),
     /// It was killed again and again.
     #[error("the switch was killed {STARTS} times in {} s, the last time by {killed}: it is not started again", WINDOW.as_secs())]

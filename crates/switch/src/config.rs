@@ -605,6 +605,17 @@ impl Config {
     }
 }
 
+/// Says why a file cannot be read.
+pub(super) fn unreadable(path: &Path, error: &std::io::Error) -> String {
+    let is_link = || path.symlink_metadata().is_ok_and(|file| file.is_symlink());
+    let hint = if error.kind() == std::io::ErrorKind::PermissionDenied && is_link() {
+        ": it is a link, and the sandbox of a running switch leaves out where it leads: put the file itself in its place"
+    } else {
+        ""
+    };
+    format!("cannot be read: {error}{hint}")
+}
+
 /// Returns what a file says that is not about a port.
 fn settings(control: Option<&Path>, socket_directories: &[PathBuf], switch: SwitchConfig) -> String {
     let directories = Some(socket_directories.to_owned()).filter(|list| !list.is_empty());
@@ -817,7 +828,7 @@ impl ConfigBuilder {
         match std::fs::read_to_string(path) {
             Ok(text) => self.parse(&name, &text, parse),
             Err(error) => {
-                self.problems.push(Place::new(&name, None).problem("", format!("cannot be read: {error}")));
+                self.problems.push(Place::new(&name, None).problem("", unreadable(path, &error)));
                 self
             }
         }

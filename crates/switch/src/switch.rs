@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use ringferry_control::ControlServer;
 use ringferry_control::mirror::Mirror;
+use ringferry_memory::sigbus;
 use ringferry_sys::closer;
 use ringferry_sys::epoll::{Epoll, EventBuf, Interest};
 use ringferry_sys::signal::{Signal, Signals};
@@ -215,6 +216,7 @@ impl OpenSwitch {
         let epoll = Epoll::new()?;
         epoll.add(&control, CONTROL, Interest::READABLE)?;
         epoll.add(workers.faults_fd(), FAULTS, Interest::READABLE)?;
+        sigbus::tell(workers.faults_fd().try_clone_to_owned()?)?;
         let mut ports = PortTable::new(Arc::clone(&workers), &config.switch);
         if keeper.is_some() {
             ports.track();

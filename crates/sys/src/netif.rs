@@ -52,6 +52,21 @@ pub fn index(name: &str) -> Result<Option<u32>> {
     }
 }
 
+/// Returns the name of the interface with this index, or `None` if there is no such interface.
+///
+/// # Errors
+/// No socket can be opened.
+pub fn name(index: u32) -> Result<Option<String>> {
+    // The name in the request is what the kernel fills in.
+    match call("-", "looking up its name", libc::SIOCGIFNAME, |request| {
+        request.ifr_ifru.ifru_ifindex = index as libc::c_int;
+    }) {
+        Ok(reply) => Ok(Some(ifreq::name_of(&reply))),
+        Err(e) if e.source.raw_os_error() == Some(libc::ENODEV) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
 /// Returns true if the interface is administratively up.
 ///
 /// # Errors

@@ -391,6 +391,12 @@ impl Listener {
         }
     }
 
+    /// Returns true if the file that this listener made is seen to be where it was made. [`Place::Own`] is also said where that cannot be seen.
+    pub fn is_in_its_place(&self) -> bool {
+        let own = |file: &SocketFile| SocketFile::id_at(&file.path).is_ok_and(|id| id == file.id);
+        self.file.as_ref().is_some_and(own) && self.place() == Place::Own
+    }
+
     /// Returns true if nobody who knows the path of this listener can connect any more: see [`place`](Self::place).
     pub fn is_file_gone(&self) -> bool {
         self.place() != Place::Own

@@ -12,6 +12,8 @@
 //! | `queue` | the rings and the memory of one socket: packets out of it and into it |
 //! | `open` | making sockets and attaching the program that gives them packets, with privileges |
 
+#![forbid(unsafe_code)]
+
 mod open;
 mod queue;
 mod ring;

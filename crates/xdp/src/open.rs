@@ -53,7 +53,8 @@ pub enum XdpError {
     Busy(u32),
     /// It has fewer queues than were asked for.
     #[error(
-        "the interface has {0} queues: ask for no more, or give it more (ethtool -L INTERFACE combined N)"
+        "the interface has {}: ask for no more, or give it more (ethtool -L INTERFACE combined N)",
+        queues(*.0)
     )]
     Queues(u32),
     /// The interface is down, and its driver binds no socket then.
@@ -67,6 +68,10 @@ pub enum XdpError {
         /// The error of the system call.
         source: io::Error,
     },
+}
+
+fn queues(count: u32) -> String {
+    if count == 1 { "one queue".to_owned() } else { format!("{count} queues") }
 }
 
 fn failed(step: &'static str) -> impl Fn(Errno) -> XdpError {

@@ -9,7 +9,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use ringferry_memory::{Area, ReadSlice, Region, Words};
+use ringferry_memory::{Area, MapError, ReadSlice, Region, Words};
 use rustix::io::Errno;
 use rustix::net::xdp::{
     XDP_PGOFF_RX_RING, XDP_PGOFF_TX_RING, XDP_UMEM_PGOFF_COMPLETION_RING, XDP_UMEM_PGOFF_FILL_RING,
@@ -134,7 +134,11 @@ impl Queue {
     pub fn new(socket: OwnedFd, memory: BorrowedFd<'_>, several: bool) -> io::Result<Queue> {
         let offsets = sockopt::xdp_mmap_offsets(&socket)?;
         let wrong = || io::Error::from(io::ErrorKind::InvalidData);
-        let map = |fd, offset, size| Region::map_exact(fd, offset, size).map_err(io::Error::other);
+        let map = |fd, offset, size| match Region::map_exact(fd, offset, size) {
+            // What it says beyond that is about guests.
+            Err(MapError::Os(error)) => Err(error.into()),
+            mapped => mapped.map_err(io::Error::other),
+        };
         let ring = |at: u64, offsets: &XdpRingOffset, size: usize| {
             let offsets = Offsets::from(offsets);
             let size = offsets.entries + ENTRIES as usize * size;

@@ -49,6 +49,9 @@ pub enum CtlError {
     /// The answer belongs to another question.
     #[error("ringferry answered another question: is it the same version as this program?")]
     Mismatch,
+    /// A port cannot be left with itself alone.
+    #[error("{0} is the port that is to be cut off: name the other one that it is left with")]
+    WithItself(String),
     /// A guest was asked for what only a switch has.
     #[error("this is a ringferry guest, which has no forwarding database: ask the switch it is plugged into")]
     NoFdb,
@@ -83,6 +86,7 @@ impl CtlError {
     fn kind(&self) -> Option<ErrorKind> {
         Some(match self {
             CtlError::Control(error) => ErrorKind::of(error),
+            CtlError::WithItself(_) => ErrorKind::Refused,
             CtlError::Mismatch | CtlError::NoFdb | CtlError::NoReasons | CtlError::OnePort => {
                 ErrorKind::NotSupported
             }
@@ -279,6 +283,9 @@ fn ask(switch: &Switch, command: &CtlCommand) -> Result<String, CtlError> {
         CtlCommand::Rules { port, json } => (Request::Rules { port }, json),
         CtlCommand::Set { port, settings, runtime, json } => (Request::Set { port, settings, runtime }, json),
         CtlCommand::Quarantine { port, with, runtime, json } => {
+            if port == with {
+                return Err(CtlError::WithItself(port));
+            }
             // A name that no port has would cut the port off from everybody: a question about it is refused.
             switch.call(&Request::Rules { port: with.clone() })?;
             (Request::Set { port, settings: vec![format!("{QUARANTINE}={with}")], runtime }, json)

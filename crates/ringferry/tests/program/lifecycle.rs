@@ -712,6 +712,21 @@ fn a_tap_that_comes_back_from_another_namespace_is_set_up_again() {
     });
 }
 
+/// The fault was told until a reload, which could not make it anew, as the switch itself listens there.
+#[test]
+fn l_a_socket_that_was_moved_away_and_back_is_as_it_was() {
+    let place = Place::new();
+    let mut switch = place.switch(&["a"]);
+    let (socket, aside) = (place.socket("a"), place.path().join("aside"));
+    std::fs::rename(&socket, &aside).unwrap();
+    switch.until("a", "is missed", |port| port.fault.is_some());
+    std::fs::rename(&aside, &socket).unwrap();
+    switch.until("a", "is there again", |port| port.fault.is_none());
+    switch.process.until_logged("its socket is where it was");
+    let _guest = switch.plug("a", 1, Options::default());
+    switch.stop();
+}
+
 #[test]
 fn a_control_socket_that_was_removed_is_missed_in_the_log() {
     let place = Place::new();

@@ -1157,3 +1157,31 @@ fn a_tap_with_several_queues_has_one_switch() {
     assert!(said.contains("tap rf0 is in use"), "{said}");
     assert_eq!(output.stdout, b"status 1\n");
 }
+
+/// A port that comes and goes leaves nothing of itself in the heap.
+#[test]
+fn l_ports_that_come_and_go_leave_no_memory_behind() {
+    let place = Place::new();
+    let switch = place.switch(&["a"]);
+    let port = format!("vhost-user:{}", place.socket("l").display());
+    let heap = || {
+        let status = fs::read_to_string(format!("/proc/{}/status", switch.process.pid())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
+    };
+    let come_and_go = || {
+        for _ in 0..150 {
+            let add = Request::Add { port: port.clone(), runtime: true };
+            control::call(&place.control(), &add).unwrap();
+            let remove =
+                Request::Remove { port: "l".to_owned(), if_exists: false, drain: None, runtime: true };
+            control::call(&place.control(), &remove).unwrap();
+        }
+        heap()
+    };
+    // It was 64 KiB for each, so nine MiB more.
+    let before = come_and_go();
+    let after = come_and_go();
+    assert!(after < before + 3000, "{before} kB, then {after}");
+    switch.stop();
+}

@@ -176,6 +176,8 @@ fn a_guest_in_quarantine_reaches_one_port_alone_until_it_is_released() {
 
     assert_eq!(place.ctl(&["release", "a"]), format!("a has no rules\n{kept}"));
     converse(&mut a, &mut b, 300, 5);
+    let answer = refused(&place, &["quarantine", "a", "a"]);
+    assert!(answer.contains("a is the port that is to be cut off"), "{answer}");
     let answer = refused(&place, &["quarantine", "a", "nobody", "--runtime"]);
     assert!(
         answer.contains(r#"there is no port "nobody" in the configuration; the ports are: a, b"#),

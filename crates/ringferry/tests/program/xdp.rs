@@ -214,6 +214,18 @@ fn an_interface_that_was_deleted_and_made_anew_is_opened_again() {
         ip("link set va up");
         switch.until_state("va", PortState::Up);
         expect_whole(&traffic(&guest, "--mode tcp --seconds 0.2"));
+        for (old, new) in [("va", "vc"), ("vc", "va")] {
+            ip(&format!("link set {old} down"));
+            ip(&format!("link set {old} name {new}"));
+            ip(&format!("link set {new} up"));
+            switch.until("va", "is up", |port| port.state == PortState::Up);
+            expect_whole(&traffic(&guest, "--mode tcp --seconds 0.1"));
+            let fault = switch.port("va").fault;
+            assert_eq!(
+                fault.is_some_and(|fault| fault.contains("its interface is called vc now")),
+                new == "vc"
+            );
+        }
         ip("link set vb down");
         switch.process.until_logged("its interface has no carrier");
         assert_eq!(switch.port("va").state, PortState::Down);
@@ -235,7 +247,7 @@ fn an_interface_that_cannot_be_had_is_one_clear_line() {
         };
         refused("xdp:nowhere", "there is no interface nowhere");
         refused("xdp:va,mode=zero-copy", "the interface has no zero copy: leave mode out");
-        refused("xdp:va,queues=9", "queues: ask for no more");
+        refused("xdp:va,queues=9", ": ask for no more");
         let switch = start(&place, "xdp:va");
         let other = Place::new();
         let output = other.run(&[]).args(["--port", "xdp:va"]).output().unwrap();
@@ -244,6 +256,11 @@ fn an_interface_that_cannot_be_had_is_one_clear_line() {
         // A switch in its sandbox takes no interface that its file does not have.
         let said = refusal(&place, &["add", "xdp:vb"]);
         assert!(said.contains("only those interfaces that are in its configuration file"), "{said}");
+        switch.stop();
+        // One that had none at its start has not the rights.
+        let switch = place.switch(&["a"]);
+        let said = refusal(&place, &["add", "xdp:va"]);
+        assert!(said.contains("stop the switch and start it anew"), "{said}");
         switch.stop();
     });
 }

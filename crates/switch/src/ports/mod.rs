@@ -280,6 +280,11 @@ pub(crate) trait PortControl {
         false
     }
 
+    /// Ends the session of a peer whose memory is lost. Called when some peer's is.
+    fn look_at_memory(&mut self, cx: &mut Context<'_>) {
+        let _ = cx;
+    }
+
     /// Takes over other settings of the entry, which [can change](PortConfig::can_become) while it is open, but for the rules and the workers, of
     /// which the table takes care. Those on which a front end has agreed hold from the next connection on.
     ///

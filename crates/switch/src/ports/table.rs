@@ -241,12 +241,16 @@ impl PortTable {
         done.unwrap_or(Ok(()))
     }
 
-    /// Disconnects the peers that workers cannot serve any more.
+    /// Disconnects the peers that workers cannot serve any more, and those whose memory is lost.
     pub(crate) fn serve_faults(&mut self, epoll: &Epoll) {
         let workers = Arc::clone(&self.workers);
         for fault in workers.faults() {
             self.any(epoll, |control, cx| control.fault(&fault, cx));
         }
+        self.any(epoll, |control, cx| {
+            control.look_at_memory(cx);
+            false
+        });
     }
 
     /// Begins to drain the entry of this name, which is to be removed: no frames are sent to its ports any more, and no further front end is served.

@@ -89,6 +89,7 @@ impl Charter {
         if self.listen.contains_key(&port.name) || self.connect.contains_key(&port.name) {
             return Err(failed("a port of this name is open already"));
         }
+        self.may_open(&port)?;
         if !self.knows(&port) {
             self.admit(&port)?;
         }
@@ -111,9 +112,22 @@ impl Charter {
         Ok(fds)
     }
 
-    /// Says why a socket cannot be made, also if the file has it.
+    /// Says why an interface of the host cannot be opened, also if the file has it.
+    fn may_open(&self, port: &PortConfig) -> Result<(), Reply> {
+        if matches!(port.kind, PortKind::Xdp(_)) && self.is_confined && !self.has_xdp {
+            return Err(failed(
+                "the sandbox has the rights for interfaces of the host only if there was such a port at the start: stop the switch and start it anew with the port in its \
+                 configuration file",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Says why a port cannot be opened, also if the file has it.
     fn can_open(&self, port: &str) -> Result<(), Reply> {
-        match &one_port(port)?.kind {
+        let port = one_port(port)?;
+        self.may_open(&port)?;
+        match &port.kind {
             PortKind::VhostUser(VhostUserConfig { endpoint: VhostUserEndpoint::Listen(path), .. })
                 if self.is_confined && !within(path, &self.listen_in) && !within(path, &self.connect_in) =>
             {

@@ -7,7 +7,7 @@ use ringferry_control::{CountedAt, DropReason};
 use super::{Findings, Known, count, load, percent, recent};
 
 /// Drops that are no loss: that is what the switch is for, and nothing is wrong.
-const WANTED: [DropReason; 2] = [DropReason::Filtered, DropReason::SamePort];
+const WANTED: [DropReason; 3] = [DropReason::Filtered, DropReason::SamePort, DropReason::Quarantine];
 
 /// Says for each reason for which a port has dropped packets in the last ten seconds which part of its packets that was, and what to do. Drops that were long ago are notes.
 pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findings) {
@@ -62,21 +62,30 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
             Some(of) => format!("{} of the packets {of} {name}", percent(share)),
             None => format!("Packets from or for {name}"),
         };
-        // They were, until it came up.
-        let is_over = reason == DropReason::LinkDown
-            && is_up
-            && !port.rates_over(1).is_some_and(|rates| has_some(&rates));
-        let effect = if WANTED.contains(&reason) || is_over { Effect::Notes } else { Effect::Loses };
-        if is_over {
+        // They were, until it came up, or nobody was in quarantine any more.
+        let over = match reason {
+            DropReason::LinkDown if is_up && !port.rates_over(1).is_some_and(|rates| has_some(&rates)) => {
+                Some(("it was not up", "Nothing, if its guest or interface has just come up."))
+            }
+            DropReason::Quarantine if !is_anybody_apart(known) => {
+                Some(("a port was in quarantine", "Nothing: no port is in quarantine any more."))
+            }
+            _ => None,
+        };
+        if let Some((meanwhile, remedy)) = over {
             findings.add(
                 &situation,
-                effect,
+                Effect::Notes,
                 0.0,
-                format!("{total} packets from or for {name} were dropped as `link-down` while it was not up, the last of them within these seconds."),
-                "Nothing, if its guest or interface has just come up.",
+                format!(
+                    "{total} packets from or for {name} were dropped as `{}` while {meanwhile}, the last of them within these seconds.",
+                    reason.name()
+                ),
+                remedy,
             );
             continue;
         }
+        let effect = if WANTED.contains(&reason) { Effect::Notes } else { Effect::Loses };
         findings.add(
             &situation,
             effect,
@@ -90,6 +99,11 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
             remedy(known, reason, port),
         );
     }
+}
+
+/// Returns true if a port is in quarantine.
+fn is_anybody_apart(known: &Known<'_>) -> bool {
+    known.snapshot.ports.iter().any(|port| (known.rules)(&port.name).quarantine.is_some())
 }
 
 /// Packets a second that were dropped for a reason.

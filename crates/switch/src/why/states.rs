@@ -54,7 +54,10 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
         PortState::Down if is_tap => stops(
             "interface-down",
             format!("The interface of {name} ({peer}) is down."),
-            &format!("`ip link set {peer} up`, or `up=on` at the port."),
+            &match port.negotiated {
+                Negotiated::Tap(_) => format!("`ip link set {peer} up`, or `up=on` at the port."),
+                _ => format!("`ip link set {peer} up`."),
+            },
         ),
         // The fault below says why.
         PortState::Down if port.fault.is_some() && port.queues.is_empty() => {}
@@ -168,7 +171,11 @@ pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findin
                 "The interface of {name} ({peer}) was deleted and made anew {} s ago: addresses, routes and a bridge that were given to it by hand are gone.",
                 renewed.as_secs()
             ),
-            "Give them to it again. With `address` and `bridge` at the port the switch does that by itself.",
+            if matches!(port.negotiated, Negotiated::Tap(_)) {
+                "Give them to it again. With `address` and `bridge` at the port the switch does that by itself."
+            } else {
+                "Give them to it again, if it had any."
+            },
         );
     }
     look_at_queues(port, findings);
@@ -314,6 +321,10 @@ fn look_at_addresses(known: &Known<'_>, port: &PortSnapshot, findings: &mut Find
     let remedy = match &port.negotiated {
         Negotiated::Tap(_) => format!(
             "See whether the interface has an address or a bridge (`ip addr show {peer}`); `ping` from the host. If it has sent and nothing is learned, see the drops of the port.",
+            peer = port.peer
+        ),
+        Negotiated::Xdp(_) => format!(
+            "See whether anything comes in (`ip -s link show {peer}`, `ringferry capture {name}`), and, if the switch has not all queues of the interface, on which (`ethtool -S {peer}`).",
             peer = port.peer
         ),
         _ => "See whether the guest's interface is up and has an address; `ping` from the guest. If it has sent and nothing is learned, see the drops of the port.".to_owned(),

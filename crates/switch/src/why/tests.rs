@@ -624,6 +624,29 @@ fn cases() -> Vec<Case> {
             "7 packets from or for vm1 were dropped as `link-down` while it was not up",
         ),
         case(
+            "drops-quarantine",
+            Notes,
+            ("vm2", None),
+            || {
+                let mut scene = Scene::new([&["quarantine=vm3"], &[], &[]]);
+                scene.keep_sending(1, &[frame(1, 2, 60)]);
+                scene
+            },
+            "are dropped as `quarantine`, 10 a second.",
+        ),
+        case(
+            "drops-quarantine",
+            Notes,
+            ("vm2", None),
+            || {
+                let mut scene = Scene::new([&["quarantine=vm3"], &[], &[]]);
+                scene.keep_sending(1, &[frame(1, 2, 60)]);
+                scene.guests[0].rules = rules(&[]);
+                scene
+            },
+            "were dropped as `quarantine` while a port was in quarantine",
+        ),
+        case(
             "segmented-in-software",
             Slows,
             ("vm2", None),

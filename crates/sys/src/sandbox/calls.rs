@@ -182,6 +182,7 @@ const REQUESTS: &[u32] = &[
     libc::TIOCOUTQ as u32,
     libc::TCGETS as u32,
     libc::SIOCGIFINDEX as u32,
+    libc::SIOCGIFNAME as u32,
     libc::SIOCGIFFLAGS as u32,
     libc::SIOCGIFMTU as u32,
     libc::SIOCGIFHWADDR as u32,

@@ -105,7 +105,8 @@ keys! {
             change: Reopen,
             only_with: "tap" because "an inherited tap is whoever's that made it",
         }
-        /// Sets the Ethernet address of the interface before the interface is brought up.
+        /// Sets the Ethernet address of the interface before the interface is brought up. Guests that know the host by
+        /// another one find it again when they have asked for it in vain, some twenty seconds after a change.
         mac: Mac {
             is: MAC,
             default: Unset::Means("a tap that exists keeps its own; one that is made always gets the same one for its name on this machine"),

@@ -656,9 +656,18 @@ impl VhostPort {
     /// Logs once that the file of the socket was removed: connected front ends stay, and no other can come.
     fn check_socket(&mut self) {
         let Endpoint::Listen(listener) = &self.endpoint else { return };
-        // That it is lost is said until a reload has made another one, also if the very file is moved back.
         let place = match listener.place() {
-            Place::Own => return,
+            Place::Own => {
+                if self.socket != Place::Own && listener.is_in_its_place() {
+                    self.socket = Place::Own;
+                    tracing::info!(
+                        port = self.device.name,
+                        socket = self.peer(),
+                        "its socket is where it was"
+                    );
+                }
+                return;
+            }
             place => place,
         };
         if std::mem::replace(&mut self.socket, place) == Place::Own
@@ -871,6 +880,11 @@ impl PortControl for VhostPort {
 
     fn has_session(&self) -> bool {
         self.session.is_some()
+    }
+
+    fn look_at_memory(&mut self, cx: &mut Context<'_>) {
+        self.check_memory();
+        self.settle(cx);
     }
 
     fn has_lost_socket(&self) -> bool {

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use ringferry_control::snapshot::{
     Negotiated, PortSnapshot, PortState, QueueRole, QueueSnapshot, XdpFeatures,
 };
+use ringferry_control::text::printable;
 use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::Offloads;
 use ringferry_sys::netif;
@@ -25,6 +26,7 @@ use super::handed::{Descriptors, HandedPort};
 use super::passed::Passed;
 use super::queues::{AnyQueues, AnyStart, Workers};
 use super::table::QueueStates;
+use super::tap::{INTERFACE_AWAY, INTERFACE_MOVED};
 use super::xen::MappingBudget;
 use super::{Context, Interface, InterfaceQueues, OpenError, Plug, PortControl, Positions};
 use crate::config::{Checksums, PortConfig, XdpConfig, XdpMode};
@@ -290,13 +292,17 @@ impl XdpPort {
         self.shared.set_mtu(u16::try_from(mtu).unwrap_or(u16::MAX));
     }
 
-    /// Returns what packets find at the interface.
-    fn link(&self) -> Link {
-        let name = &self.interface;
-        match (self.is_gone(), netif::is_running(name), netif::is_up(name)) {
-            (true, ..) => Link::Gone,
-            (_, Ok(true), _) => Link::Up,
-            (_, _, Ok(true)) => Link::Unplugged,
+    /// Returns the name that the interface has now, if it is there.
+    fn name_now(&self) -> Option<String> {
+        netif::name(self.index).ok().flatten()
+    }
+
+    /// Returns what packets find at the interface, which has this name.
+    fn link(&self, name: Option<&str>) -> Link {
+        let Some(name) = name else { return Link::Gone };
+        match (netif::is_running(name), netif::is_up(name)) {
+            (Ok(true), _) => Link::Up,
+            (_, Ok(true)) => Link::Unplugged,
             _ => Link::Down,
         }
     }
@@ -306,15 +312,15 @@ impl PortControl for XdpPort {
     fn serve(&mut self, _: u32, _: &mut Context<'_>) {}
 
     fn count_up(&self) -> usize {
-        usize::from(self.link() == Link::Up)
+        usize::from(self.link(self.name_now().as_deref()) == Link::Up)
     }
 
     fn is_gone(&self) -> bool {
-        netif::index(&self.interface).is_ok_and(|index| index != Some(self.index))
+        netif::name(self.index).is_ok_and(|name| name.is_none())
     }
 
     fn tick(&mut self, _: &PortConfig, _: &mut Context<'_>) {
-        let link = self.link();
+        let link = self.link(self.name_now().as_deref());
         let (port, interface) = (&self.name, &self.interface);
         // That it was deleted is logged when it is opened anew, or cannot be.
         let has_changed = self.was.replace(link).unwrap_or(Link::Up) != link;
@@ -360,17 +366,25 @@ impl PortControl for XdpPort {
         _: &MappingBudget,
         states: &mut QueueStates,
     ) -> Vec<PortSnapshot> {
-        let link = self.link();
-        let fault = match link {
-            Link::Gone => Some(format!(
-                "there is no interface {} any more, or another one has its name: it is opened anew as soon as that is possible",
+        let name = self.name_now();
+        let link = self.link(name.as_deref());
+        let state = if link == Link::Up { PortState::Up } else { PortState::Down };
+        let fault = match (link, &name) {
+            (Link::Unplugged, _) => Some(NO_CARRIER.to_owned()),
+            (_, Some(name)) if *name == self.interface => None,
+            (_, Some(name)) => {
+                let passes = if link == Link::Up { INTERFACE_AWAY } else { "" };
+                Some(format!(
+                    "{passes}{INTERFACE_MOVED} called {} now, and the next start does not find it",
+                    printable(name)
+                ))
+            }
+            (_, None) => Some(format!(
+                "there is no interface {} any more: it is opened anew as soon as that is possible",
                 self.interface
             )),
-            Link::Unplugged => Some(NO_CARRIER.to_owned()),
-            Link::Up | Link::Down => None,
         };
-        let state = if link == Link::Up { PortState::Up } else { PortState::Down };
-        let name = (link != Link::Gone).then_some(&self.interface);
+        let name = name.as_deref();
         let mtu = name.and_then(|name| netif::mtu(name).ok());
         let rings = (0..self.sockets.queues.len() as u16).flat_map(queue_index::both).map(|index| {
             let live = states.remove(&(self.id, index));
