@@ -194,7 +194,7 @@ impl Model {
                 assert!(is_in_file, "{xen:?} was opened, although no port of the start was for Xen");
                 assert_eq!(reply.fd, None, "of {port:?}");
             }
-            PortKind::Tap(_) => panic!("{port:?} was opened"),
+            PortKind::Tap(_) | PortKind::Xdp(_) => panic!("{port:?} was opened"),
         }
         self.known.push(port.clone());
         self.opened.insert(port.name.clone(), port);

@@ -716,7 +716,7 @@ fn a_tap_that_comes_back_from_another_namespace_is_set_up_again() {
 #[test]
 fn l_a_socket_that_was_moved_away_and_back_is_as_it_was() {
     let place = Place::new();
-    let mut switch = place.switch(&["a"]);
+    let switch = place.switch(&["a"]);
     let (socket, aside) = (place.socket("a"), place.path().join("aside"));
     std::fs::rename(&socket, &aside).unwrap();
     switch.until("a", "is missed", |port| port.fault.is_some());
