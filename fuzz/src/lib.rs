@@ -11,6 +11,8 @@
 //! | [`mod@forward`] | the target for the switch between its ports |
 //! | [`mod@filter`] | the target for filter programs of captures |
 //! | [`mod@helper`] | the target for the privileged helper |
+//! | [`mod@handover`] | the target for the state that another process hands over |
+//! | [`mod@reload`] | the target for differences between configurations |
 //! | [`mod@netback`], [`mod@netfront`], [`mod@store`], [`mod@xenbus`] | the targets for Xen |
 //! | [`seeds`] | scenarios that reach deep, from which the fuzzer starts |
 //!
@@ -23,12 +25,14 @@ pub mod driver;
 pub mod filter;
 pub mod forward;
 pub mod guest;
+pub mod handover;
 pub mod helper;
 pub mod net;
 pub mod netback;
 pub mod netfront;
 pub mod oracle;
 pub mod pen;
+pub mod reload;
 pub mod ring;
 pub mod script;
 pub mod seeds;
@@ -40,7 +44,7 @@ pub mod xenbus;
 pub type Target = fn(&[u8]) -> ring::Reached;
 
 /// All targets with their names, in the order of the modules.
-pub const TARGETS: [(&str, Target); 15] = [
+pub const TARGETS: [(&str, Target); 17] = [
     ("split_device", device::split),
     ("packed_device", device::packed),
     ("split_driver", driver::split),
@@ -52,6 +56,8 @@ pub const TARGETS: [(&str, Target); 15] = [
     ("switch_forward", forward::forward),
     ("capture_filter", filter::filter),
     ("privileged_helper", helper::helper),
+    ("handed_state", handover::handover),
+    ("config_changes", reload::reload),
     ("netback", netback::netback),
     ("netfront", netfront::netfront),
     ("xenstore", store::store),

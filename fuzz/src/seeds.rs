@@ -4,9 +4,11 @@
 mod control;
 mod filter;
 mod forward;
+mod handover;
 mod helper;
 mod netback;
 mod netfront;
+mod reload;
 mod store;
 mod xenbus;
 
@@ -57,6 +59,8 @@ pub fn all() -> Vec<Seed> {
         .chain(control::seeds())
         .chain(forward::seeds())
         .chain(helper::seeds())
+        .chain(handover::seeds())
+        .chain(reload::seeds())
         .chain(netback::seeds())
         .chain(netfront::seeds())
         .chain(store::seeds())

@@ -43,6 +43,9 @@ use parse::{Document, Place, PortKeys, Value, parse_flag, parse_port};
 use rules::RulesKeys;
 use values::{Described, Shape};
 
+#[cfg(feature = "testing")]
+pub use changes::follow;
+
 pub use crate::ports::tap::config::{LinkConfig, MAX_TAP_NAME, TapConfig, TapSource};
 pub use crate::ports::vhost::config::{AccessConfig, FeatureToggles, VhostUserConfig, VhostUserEndpoint};
 pub use crate::ports::xdp::config::{Checksums, XdpConfig, XdpMode};

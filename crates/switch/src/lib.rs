@@ -31,6 +31,8 @@ mod turns;
 mod why;
 
 pub use handover::kept::{Keeper, Kept, Known};
+#[cfg(feature = "testing")]
+pub use handover::testing as handed;
 pub use handover::{SuccessionError, Successor};
 pub use manager::Manager;
 pub use ports::passed::Passed;

@@ -138,6 +138,41 @@ impl Config {
     }
 }
 
+/// Compares a switch that runs as its file had it with what that says now, and follows what comes out, for fuzz targets. Returns how many ports differ; `None` if that is
+/// refused.
+///
+/// # Panics
+/// If that does not lead to what the file says now.
+#[cfg(feature = "testing")]
+pub fn follow(before: &Config, now: &Config) -> Option<usize> {
+    let with_file = |config: &Config| {
+        let file = ConfigFile::of(Path::new("/rf.toml"), config, BTreeMap::new(), BTreeSet::new());
+        Config { file: Some(file), ..config.clone() }
+    };
+    let (running, read) = (with_file(before), with_file(now));
+    let same = read.changes(&read).expect("a file goes with itself");
+    assert_eq!(same, Changes { order: same.order.clone(), ..Changes::default() }, "nothing differs");
+    let Changes { removed, replaced, changed, added, order, .. } = running.changes(&read).ok()?;
+    let count = removed.len() + replaced.len() + changed.len() + added.len();
+    let mut ports = running.ports;
+    for name in &removed {
+        ports
+            .remove(ports.iter().position(|port| port.name == *name).expect("only what is there is removed"));
+    }
+    for (port, opened) in
+        replaced.iter().map(|port| (port, true)).chain(changed.iter().map(|port| (port, false)))
+    {
+        let there = ports.iter_mut().find(|there| there.name == port.name).expect("it is there");
+        assert_eq!(there.can_become(port), !opened, "of {port:?}");
+        assert!(!there.differing(port).is_empty(), "{port:?} differs in nothing");
+        *there = port.clone();
+    }
+    ports.extend(added);
+    ports.sort_by_key(|port| order.iter().position(|name| *name == port.name).expect("a place for each"));
+    assert_eq!(ports, read.ports);
+    Some(count)
+}
+
 impl ConfigFile {
     /// Takes a file without any port that had some for half of one, in `now`, and the lack of the directory of drop-in files likewise: neither removes a port. One
     /// that is in another file by now is not removed.

@@ -45,6 +45,8 @@ pub(crate) mod kept;
 pub(crate) mod predecessor;
 mod state;
 pub(crate) mod successor;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 use std::time::Duration;
 
