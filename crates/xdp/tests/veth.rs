@@ -5,12 +5,15 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use ringferry_memory::ReadSlice;
-use ringferry_sys::netif;
-use ringferry_sys::testing::in_new_net;
+use ringferry_sys::testing::{in_new_net, may};
+use ringferry_sys::{netif, program};
 use ringferry_xdp::{Kind, Mode, Opened, Queue, Refused, XdpError, open, several_frames};
 
 /// Runs a test in a network namespace of its own with a veth pair a, b.
 fn with_a_pair(options: &'static str, test: fn()) {
+    if !may("needs the program ip", program::installed("ip").is_some()) {
+        return;
+    }
     in_new_net(|| {
         // The kernel says nothing of its own accord.
         std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1").unwrap();
