@@ -118,7 +118,7 @@ pub fn several_frames(mtu: u32) -> bool {
     mtu + 18 > ONE_FRAME
 }
 
-/// Time for which a queue is tried again whose socket was closed just now: the kernel frees it some milliseconds later.
+/// Time for which a queue is tried again whose socket was closed just now, and an interface whose program was: the kernel frees them some milliseconds later.
 const FREED: Duration = Duration::from_millis(200);
 
 /// Makes a socket for each of the first `queues` queues of the interface with this index, in this network namespace, or of all that it has, up to `most`; `mtu` is the
@@ -152,15 +152,24 @@ pub fn open(ifindex: u32, queues: Option<u32>, most: u32, mtu: u32, mode: Mode) 
 
 /// Attaches the program: by the driver if it runs programs and nothing else was asked for.
 fn attach(ifindex: u32, queues: u32, mode: Mode) -> Result<Redirect, XdpError> {
+    let until = Instant::now() + FREED;
+    let attach = |how| {
+        loop {
+            match Redirect::attach(ifindex, queues, how) {
+                Err(BpfError::Busy) if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
+                attached => return attached,
+            }
+        }
+    };
     if mode == Mode::Generic {
-        return Ok(Redirect::attach(ifindex, queues, Attach::Generic)?);
+        return Ok(attach(Attach::Generic)?);
     }
-    match Redirect::attach(ifindex, queues, Attach::Driver) {
+    match attach(Attach::Driver) {
         Err(BpfError::Os { source, .. })
             if matches!(source.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ERANGE)) =>
         {
             match mode {
-                Mode::Auto => Ok(Redirect::attach(ifindex, queues, Attach::Generic)?),
+                Mode::Auto => Ok(attach(Attach::Generic)?),
                 _ => Err(XdpError::NoMode("driver that runs XDP programs")),
             }
         }
