@@ -626,7 +626,7 @@ fn cases() -> Vec<Case> {
         case(
             "drops-quarantine",
             Notes,
-            ("vm2", None),
+            ("vm1", None),
             || {
                 let mut scene = Scene::new([&["quarantine=vm3"], &[], &[]]);
                 scene.keep_sending(1, &[frame(1, 2, 60)]);
@@ -637,7 +637,7 @@ fn cases() -> Vec<Case> {
         case(
             "drops-quarantine",
             Notes,
-            ("vm2", None),
+            ("vm1", None),
             || {
                 let mut scene = Scene::new([&["quarantine=vm3"], &[], &[]]);
                 scene.keep_sending(1, &[frame(1, 2, 60)]);
