@@ -188,6 +188,12 @@ fn a_switch_with_an_interface_is_replaced_and_no_packet_is_lost() {
         let (status, output) = client.wait();
         assert!(status.success(), "{:#?}", client.log());
         let report: serde_json::Value = serde_json::from_str(&output).unwrap();
+        // One that is away meanwhile keeps nobody from it.
+        ip("link delete va");
+        switch.until("va", "is missed", |port| port.fault.is_some());
+        switch = replaced(&place, switch, |_| ());
+        make_pair("mtu 1500");
+        switch.until("va", "is there again", |port| port.fault.is_none() && port.state == PortState::Up);
         expect_whole(&report);
         assert_eq!((&report["lost"], &report["reordered"]), (&0.into(), &0.into()), "{report}");
         switch.stop();

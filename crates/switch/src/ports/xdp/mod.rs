@@ -132,13 +132,11 @@ struct XdpPort {
     id: PortId,
     name: String,
     interface: String,
-    /// Index of the interface when it was opened.
-    index: u32,
+    made: Made,
     counters: PortTotals,
     shared: Arc<PortShared>,
     sockets: Sockets,
     features: XdpFeatures,
-    several: bool,
     /// Its queues are read.
     started: bool,
     /// Its interface when that was last seen.
@@ -154,8 +152,17 @@ struct XdpPort {
 pub(crate) struct XdpState {
     /// What the port is made of, in the order of [`Sockets::into_list`].
     sockets: Vec<u32>,
-    /// [Its index](XdpPort::index).
+    #[serde(flatten)]
+    made: Made,
+}
+
+/// What does not change as long as an interface has these sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Made {
+    /// Index of the interface, by which it is known whatever its name is.
     index: u32,
+    /// A packet may lie in several frames.
+    several: bool,
 }
 
 /// Opens the sockets of a port that is added to a running switch, for [`open`] in another process.
@@ -189,8 +196,9 @@ pub(super) fn open(port: &PortConfig, config: &XdpConfig, passed: &mut Passed) -
     };
     let (xdp, privileges) = (config.clone(), passed.privileges().clone());
     let index = netif::index(&xdp.interface)?.ok_or_else(|| OpenError::NoInterface(xdp.interface.clone()))?;
+    let made = Made { index, several: several_frames(netif::mtu(&xdp.interface)?) };
     Ok(Box::new(move |config, cx| {
-        let mut port = plug(config, &xdp, sockets, index, privileges, cx)?;
+        let mut port = plug(config, &xdp, sockets, made, privileges, cx)?;
         port.start(cx.workers)?;
         Ok(Box::new(port))
     }))
@@ -210,20 +218,21 @@ pub(super) fn adopt(
     let sockets = list.and_then(Sockets::of_list);
     let sockets =
         sockets.ok_or_else(|| OpenError::Handed("a socket of the interface was not passed".to_owned()))?;
-    let (xdp, index, privileges) = (config.clone(), state.index, privileges.clone());
-    Ok(Box::new(move |config, cx| Ok(Box::new(plug(config, &xdp, sockets, index, privileges, cx)?))))
+    let (xdp, made, privileges) = (config.clone(), state.made, privileges.clone());
+    Ok(Box::new(move |config, cx| Ok(Box::new(plug(config, &xdp, sockets, made, privileges, cx)?))))
 }
 
 fn plug(
     config: &PortConfig,
     xdp: &XdpConfig,
     sockets: Sockets,
-    index: u32,
+    Made { index, several }: Made,
     privileges: Privileges,
     cx: &mut Context<'_>,
 ) -> Result<XdpPort, OpenError> {
-    let mtu = netif::mtu(&xdp.interface)?;
-    let several = several_frames(mtu);
+    // It may be gone, or have another name, by the time that another process goes on with its sockets.
+    let name = netif::name(index).ok().flatten();
+    let mtu = name.and_then(|name| netif::mtu(&name).ok());
     let zero_copy = sockets.queues.iter().all(|(socket, _)| Kind::of(socket).zero_copy);
     let mut features = XdpFeatures::empty();
     features.set(XdpFeatures::ZERO_COPY, zero_copy);
@@ -245,19 +254,18 @@ fn plug(
         id,
         name: config.name.clone(),
         interface: xdp.interface.clone(),
-        index,
+        made: Made { index, several },
         counters,
         shared,
         sockets,
         features,
-        several,
         started: false,
         was: None,
         dropped,
         limit: LogLimit::new(LOG_LINES),
         privileges,
     };
-    port.note_mtu(mtu);
+    mtu.into_iter().for_each(|mtu| port.note_mtu(mtu));
     Ok(port)
 }
 
@@ -271,7 +279,7 @@ impl XdpPort {
             return Ok(());
         }
         let make = |(socket, memory): &(OwnedFd, OwnedFd)| {
-            Queue::new(socket.try_clone()?, memory.as_fd(), self.several)
+            Queue::new(socket.try_clone()?, memory.as_fd(), self.made.several)
         };
         let queues = self.sockets.queues.iter().map(make).collect::<io::Result<Vec<_>>>()?;
         for (number, queue) in (0..).zip(queues) {
@@ -294,7 +302,7 @@ impl XdpPort {
 
     /// Returns the name that the interface has now, if it is there.
     fn name_now(&self) -> Option<String> {
-        netif::name(self.index).ok().flatten()
+        netif::name(self.made.index).ok().flatten()
     }
 
     /// Returns what packets find at the interface, which has this name.
@@ -316,7 +324,7 @@ impl PortControl for XdpPort {
     }
 
     fn is_gone(&self) -> bool {
-        netif::name(self.index).is_ok_and(|name| name.is_none())
+        netif::name(self.made.index).is_ok_and(|name| name.is_none())
     }
 
     fn tick(&mut self, _: &PortConfig, _: &mut Context<'_>) {
@@ -428,7 +436,7 @@ impl PortControl for XdpPort {
         let queues = queues.iter().flat_map(|(socket, memory)| [socket, memory]);
         let list = [program].into_iter().chain(queues).chain(promiscuous);
         let sockets = list.map(|fd| put(fd.as_fd(), None)).collect::<io::Result<_>>()?;
-        Ok(HandedPort::Xdp(XdpState { sockets, index: self.index }))
+        Ok(HandedPort::Xdp(XdpState { sockets, made: self.made }))
     }
 
     fn take_over(&mut self, _: &Positions, workers: &Workers) {
