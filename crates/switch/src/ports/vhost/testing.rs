@@ -146,9 +146,10 @@ fn two_guests(features: Features, conversations: u32) -> (RingBed, [Guest; 2]) {
 #[test]
 fn d1_what_a_worker_lets_go_of_is_closed_elsewhere() {
     let mut bed = RingBed { closer: Closer::new(), ..RingBed::new() };
-    // The closer is at its first thing until the end.
-    let (go, wait) = channel::<()>();
+    // The closer is at one of these until the end, and whoever helps it with what is soon closed at the other, if at any.
+    let [(go, wait), (go_soon, wait_soon)] = [channel::<()>(), channel::<()>()];
     bed.closer.close(Held(wait));
+    bed.closer.close_soon(Held(wait_soon));
     let guest = bed.add(layouts()[0].1);
     let id = PortId(0);
     let mut expected = bed.closer.waiting();
@@ -165,7 +166,7 @@ fn d1_what_a_worker_lets_go_of_is_closed_elsewhere() {
     assert_eq!(bed.closer.waiting(), before + 1, "the ring, with its memory and its events");
     bed.lone.remove(id);
     assert_eq!(bed.closer.waiting(), before + 2, "the other ring");
-    drop((go, guest));
+    drop((go, go_soon, guest));
 }
 
 /// A thing that can be dropped when its sender is.
