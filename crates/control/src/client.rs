@@ -70,17 +70,17 @@ pub enum ControlError {
 
 /// Says what somebody can do who has found no switch at `path`.
 fn nobody(path: &Path) -> String {
-    if !path.exists() && listens(path).unwrap_or(false) {
+    let is_other = || path.symlink_metadata().is_ok_and(|file| !file.file_type().is_socket());
+    let lost = match path.exists() {
+        false => Some("somebody has removed its file: nobody can ask it for anything until it gets SIGHUP"),
+        true if is_other() => {
+            Some("something that is no socket lies in its place: remove that, then send it SIGHUP")
+        }
+        true => None,
+    };
+    if let Some(lost) = lost.filter(|_| listens(path).unwrap_or(false)) {
         return format!(
-            "a ringferry listens on control socket {path:?}, but somebody has removed its file: nobody can ask it for anything until it gets SIGHUP \
-             (`systemctl reload ringferry`, or `kill -HUP` of its process, which `ss -xlp` names), which makes the socket anew; packets go on"
-        );
-    }
-    if path.symlink_metadata().is_ok_and(|file| !file.file_type().is_socket())
-        && listens(path).unwrap_or(false)
-    {
-        return format!(
-            "a ringferry listens on control socket {path:?}, but something that is no socket lies in its place: remove that, then send it SIGHUP \
+            "a ringferry listens on control socket {path:?}, but {lost} \
              (`systemctl reload ringferry`, or `kill -HUP` of its process, which `ss -xlp` names), which makes the socket anew; packets go on"
         );
     }

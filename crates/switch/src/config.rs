@@ -48,7 +48,7 @@ pub use changes::follow;
 
 pub use crate::ports::tap::config::{LinkConfig, MAX_TAP_NAME, TapConfig, TapSource};
 pub use crate::ports::vhost::config::{AccessConfig, FeatureToggles, VhostUserConfig, VhostUserEndpoint};
-pub use crate::ports::xdp::config::{Checksums, XdpConfig, XdpMode};
+pub use crate::ports::xdp::config::{Checksums, XdpConfig};
 pub use crate::ports::xen::config::{Transfer, VifName, XenProvider, XenVifConfig};
 pub(crate) use edit::Edit;
 use file::drop_in_directory;

@@ -5,7 +5,7 @@
 //! killed. Making it needs CAP_BPF and CAP_NET_ADMIN; having it needs nothing.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// How a program is attached to an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,7 +158,6 @@ pub struct Redirect {
     /// The attachment, which has the program, which has the table.
     link: OwnedFd,
     table: OwnedFd,
-    attached: Attach,
 }
 
 impl Redirect {
@@ -193,7 +192,7 @@ impl Redirect {
             Some(libc::EBUSY | libc::EEXIST) => BpfError::Busy,
             _ => failed("attaching the XDP program")(source),
         })?;
-        Ok(Redirect { link, table, attached: how })
+        Ok(Redirect { link, table })
     }
 
     /// Gives packets that come in on `queue` to an AF_XDP socket that is bound to that.
@@ -212,20 +211,9 @@ impl Redirect {
         unsafe { bpf(MAP_UPDATE_ELEM, &update) }.map(drop)
     }
 
-    /// Returns how it is attached.
-    pub fn attached(&self) -> Attach {
-        self.attached
-    }
-
     /// Returns the attachment alone, which keeps the program and its table as they are.
     pub fn into_link(self) -> OwnedFd {
         self.link
-    }
-}
-
-impl AsFd for Redirect {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.link.as_fd()
     }
 }
 

@@ -18,7 +18,7 @@ mod open;
 mod queue;
 mod ring;
 
-pub use open::{Kind, Mode, Opened, XdpError, open, several_frames};
+pub use open::{Mode, Opened, XdpError, is_zero_copy, open, several_frames};
 pub use queue::{Lent, Queue, Refused, Statistics};
 
 /// Bytes of a frame of the UMEM: a page, the largest that the kernel allows without huge pages.

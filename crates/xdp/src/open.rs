@@ -92,21 +92,10 @@ pub struct Opened {
     pub queues: Vec<(OwnedFd, OwnedFd)>,
 }
 
-/// What kind of sockets an interface has got.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kind {
-    /// True if the interface reads and writes their memory itself.
-    pub zero_copy: bool,
-}
-
-impl Kind {
-    /// Asks a socket that is bound.
-    pub fn of(socket: impl AsFd) -> Kind {
-        let options = sockopt::xdp_options(socket);
-        Kind {
-            zero_copy: options.is_ok_and(|options| options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY)),
-        }
-    }
+/// Returns true if the interface reads and writes the memory of a socket, which is bound, itself.
+pub fn is_zero_copy(socket: impl AsFd) -> bool {
+    let options = sockopt::xdp_options(socket);
+    options.is_ok_and(|options| options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY))
 }
 
 /// Packets up to this many bytes lie in one frame, as the kernel leaves 256 bytes of it free in front (`XDP_PACKET_HEADROOM`), and 320 behind for what it
@@ -120,6 +109,18 @@ pub fn several_frames(mtu: u32) -> bool {
 
 /// Time for which a queue is tried again whose socket was closed just now, and an interface whose program was: the kernel frees them some milliseconds later.
 const FREED: Duration = Duration::from_millis(200);
+
+/// Tries something again for [`FREED`] as long as its error is one of what is busy.
+fn once_freed<T, E>(mut attempt: impl FnMut() -> Result<T, E>, is_busy: impl Fn(&E) -> bool) -> Result<T, E> {
+    let until = Instant::now() + FREED;
+    loop {
+        let result = attempt();
+        if !result.as_ref().is_err_and(&is_busy) || Instant::now() >= until {
+            return result;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
 
 /// Makes a socket for each of the first `queues` queues of the interface with this index, in this network namespace, or of all that it has, up to `most`; `mtu` is the
 /// interface's. `None` for `queues`: all.
@@ -152,14 +153,9 @@ pub fn open(ifindex: u32, queues: Option<u32>, most: u32, mtu: u32, mode: Mode) 
 
 /// Attaches the program: by the driver if it runs programs and nothing else was asked for.
 fn attach(ifindex: u32, queues: u32, mode: Mode) -> Result<Redirect, XdpError> {
-    let until = Instant::now() + FREED;
     let attach = |how| {
-        loop {
-            match Redirect::attach(ifindex, queues, how) {
-                Err(BpfError::Busy) if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
-                attached => return attached,
-            }
-        }
+        let attach = || Redirect::attach(ifindex, queues, how);
+        once_freed(attach, |error| matches!(error, BpfError::Busy))
     };
     if mode == Mode::Generic {
         return Ok(attach(Attach::Generic)?);
@@ -222,13 +218,10 @@ fn bind(socket: &OwnedFd, ifindex: u32, queue: u32, mtu: u32, mode: Mode) -> Res
         flags |= SocketAddrXdpFlags::XDP_USE_SG;
     }
     let address = SocketAddrXdp::new(flags, ifindex, queue);
-    let until = Instant::now() + FREED;
-    loop {
-        match rustix::net::bind(socket, &address) {
-            Err(Errno::BUSY) if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
-            Err(Errno::BUSY) => return Err(XdpError::Busy(queue)),
-            Err(Errno::OPNOTSUPP) if mode == Mode::ZeroCopy => return Err(XdpError::NoMode("zero copy")),
-            bound => return bound.map_err(failed("binding the socket")),
-        }
-    }
+    let bound = once_freed(|| rustix::net::bind(socket, &address), |error| *error == Errno::BUSY);
+    bound.map_err(|error| match error {
+        Errno::BUSY => XdpError::Busy(queue),
+        Errno::OPNOTSUPP if mode == Mode::ZeroCopy => XdpError::NoMode("zero copy"),
+        error => failed("binding the socket")(error),
+    })
 }

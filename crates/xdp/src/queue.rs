@@ -232,10 +232,10 @@ impl Queue {
         if !self.takes(len) {
             return Err(Refused::TooLong);
         }
-        let frames = len.div_ceil(FRAME);
-        if self.transmit.room(frames as u32) < frames as u32 || (self.free.len() as usize) < frames {
+        let frames = len.div_ceil(FRAME) as u32;
+        if !self.has_room(frames) {
             self.reclaim();
-            if self.transmit.room(frames as u32) < frames as u32 || (self.free.len() as usize) < frames {
+            if !self.has_room(frames) {
                 return Err(Refused::Full);
             }
         }
@@ -259,6 +259,11 @@ impl Queue {
             transmit.push(Descriptor { address: address as u64, len: bytes as u32, continues: left > 0 });
         }
         Ok(())
+    }
+
+    #[inline]
+    fn has_room(&mut self, frames: u32) -> bool {
+        self.transmit.room(frames) >= frames && self.free.len() >= frames
     }
 
     /// Returns true if a packet of `len` bytes is not too long.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ringferry_memory::ReadSlice;
 use ringferry_sys::testing::{in_new_net, may};
 use ringferry_sys::{netif, program};
-use ringferry_xdp::{Kind, Mode, Opened, Queue, Refused, XdpError, open, several_frames};
+use ringferry_xdp::{Mode, Opened, Queue, Refused, XdpError, is_zero_copy, open, several_frames};
 
 /// Runs a test in a network namespace of its own with a veth pair a, b.
 fn with_a_pair(options: &'static str, test: fn()) {
@@ -36,7 +36,7 @@ fn opened(name: &str, mode: Mode) -> Result<Opened, XdpError> {
 /// The first queue of an interface, with the program that has to stay.
 fn queue(name: &str, mode: Mode) -> (Queue, Opened) {
     let mut opened = opened(name, mode).unwrap();
-    assert!(!Kind::of(&opened.queues[0].0).zero_copy, "veth has none");
+    assert!(!is_zero_copy(&opened.queues[0].0), "veth has none");
     let (socket, memory) = opened.queues.remove(0);
     let several = several_frames(netif::mtu(name).unwrap());
     (Queue::new(socket, memory.as_fd(), several).unwrap(), opened)

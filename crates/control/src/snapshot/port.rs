@@ -88,6 +88,29 @@ pub struct SessionEnd {
 }
 
 impl PortSnapshot {
+    /// Makes the snapshot of a port of which nothing else is known: it is down, and has nothing.
+    pub fn new(name: String, negotiated: Negotiated) -> PortSnapshot {
+        PortSnapshot {
+            name,
+            negotiated,
+            state: PortState::Down,
+            fault: None,
+            peer: String::new(),
+            mtu: 0,
+            mac: None,
+            queues: Vec::new(),
+            counters: BTreeMap::new(),
+            drops: BTreeMap::new(),
+            rules: RulesByKey::new(),
+            pairs: Vec::new(),
+            rates: Vec::new(),
+            another_waits: false,
+            ended: None,
+            stopped_seconds: None,
+            front_end: None,
+        }
+    }
+
     /// Returns the queues of one role that run.
     pub fn running(&self, role: QueueRole) -> impl Iterator<Item = &QueueSnapshot> {
         self.queues.iter().filter(move |queue| queue.role == role && queue.runs())

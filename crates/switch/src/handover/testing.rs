@@ -1,4 +1,4 @@
-//! What a successor reads, for fuzz targets: it comes from a process of the same user, and is checked as a peer's words are all the same.
+//! Reading the state of another process, for fuzz targets: it comes from one of the same user, and is checked as a peer's words are all the same.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};

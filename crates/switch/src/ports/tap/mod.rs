@@ -449,23 +449,15 @@ impl PortControl for TapPort {
         let named = named.as_deref();
         let mtu = named.and_then(|tap| netif::mtu(tap).ok());
         vec![PortSnapshot {
-            name: self.name.clone(),
-            negotiated: Negotiated::Tap(self.offloads),
             state: if up { PortState::Up } else { PortState::Down },
             fault,
             peer: self.tap.clone(),
             mtu: mtu.map_or(0, |mtu| mtu.try_into().unwrap_or(u16::MAX)),
             mac: named.and_then(|tap| netif::mac(tap).ok()).map(Mac),
-            queues: Vec::new(),
             counters: self.counters.by_name(),
             drops: self.counters.drops_by_name(),
             rules: rules_by_key(&config.rules),
-            pairs: Vec::new(),
-            rates: Vec::new(),
-            another_waits: false,
-            ended: None,
-            stopped_seconds: None,
-            front_end: None,
+            ..PortSnapshot::new(self.name.clone(), Negotiated::Tap(self.offloads))
         }]
     }
 

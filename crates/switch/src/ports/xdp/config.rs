@@ -1,5 +1,7 @@
 //! Configuration of an xdp port: keys, flags and checks.
 
+use ringferry_xdp::Mode;
+
 use crate::config::{Boolean, Choice, Claim, Fields, Flag, PortSettings, Unset, keys, number_of};
 use crate::plane::PAIRS;
 use crate::ports::tap::config::TAP_NAME;
@@ -12,27 +14,14 @@ pub struct XdpConfig {
     /// Queues of the interface that are read and written, from the first one on; absent: all, up to as many as a port may have.
     pub queues: Option<u16>,
     /// How packets get between the interface and the switch.
-    pub mode: XdpMode,
-    /// What is believed of the checksums of packets that come in.
+    pub mode: Mode,
+    /// The belief in the checksums of packets that come in.
     pub checksums: Checksums,
     /// The interface takes packets for all Ethernet addresses.
     pub promiscuous: bool,
 }
 
-/// How packets get between the interface and the switch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum XdpMode {
-    /// The best that the interface has.
-    Auto,
-    /// The interface reads and writes the switch's memory itself.
-    ZeroCopy,
-    /// The driver runs the XDP program, and the kernel copies.
-    Copy,
-    /// The kernel runs the XDP program for any driver, and copies.
-    Generic,
-}
-
-/// What is believed of the checksums of packets that come in.
+/// The belief in the checksums of packets that come in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checksums {
     /// They are as whoever receives them finds them.
@@ -60,14 +49,14 @@ keys! {
         /// Selects how packets get between the interface and the switch: the interface reads and writes the switch's
         /// memory itself (`zero-copy`), the kernel copies what the driver gives it (`copy`), or what any driver gives
         /// it (`generic`).
-        mode: XdpMode {
+        mode: Mode {
             is: Choice {
                 what: "a mode",
                 words: &[
-                    ("auto", XdpMode::Auto),
-                    ("zero-copy", XdpMode::ZeroCopy),
-                    ("copy", XdpMode::Copy),
-                    ("generic", XdpMode::Generic),
+                    ("auto", Mode::Auto),
+                    ("zero-copy", Mode::ZeroCopy),
+                    ("copy", Mode::Copy),
+                    ("generic", Mode::Generic),
                 ],
             },
             default: Unset::Value("auto"),
@@ -110,7 +99,7 @@ impl PortSettings for XdpConfig {
         Some(XdpConfig {
             interface: interface?,
             queues,
-            mode: mode.unwrap_or(XdpMode::Auto),
+            mode: mode.unwrap_or(Mode::Auto),
             checksums: checksums.unwrap_or(Checksums::Finish),
             promiscuous: promiscuous.unwrap_or(true),
         })

@@ -19,7 +19,7 @@ use ringferry_packet::vnet::Offloads;
 use ringferry_sys::netif;
 use ringferry_vhost_user::backend::Put;
 use ringferry_virtio_net::queue_index;
-use ringferry_xdp::{Kind, Mode, Queue, Statistics, several_frames};
+use ringferry_xdp::{Queue, is_zero_copy, several_frames};
 use serde::{Deserialize, Serialize};
 
 use super::handed::{Descriptors, HandedPort};
@@ -29,7 +29,7 @@ use super::table::QueueStates;
 use super::tap::{INTERFACE_AWAY, INTERFACE_MOVED};
 use super::xen::MappingBudget;
 use super::{Context, Interface, InterfaceQueues, OpenError, Plug, PortControl, Positions};
-use crate::config::{Checksums, PortConfig, XdpConfig, XdpMode};
+use crate::config::{Checksums, PortConfig, XdpConfig};
 use crate::counters::{DropReason, PortTotals};
 use crate::fdb::PortId;
 use crate::log_limit::LogLimit;
@@ -42,11 +42,11 @@ use queues::{XdpQueues, XdpStart};
 /// Log lines about the state of an interface per interval.
 const LOG_LINES: u32 = 5;
 
-/// What a port is made of.
+/// The descriptors that a port is made of.
 struct Sockets {
     /// The attachment of the program.
     program: OwnedFd,
-    /// What holds the interface promiscuous.
+    /// The descriptor that holds the interface promiscuous.
     promiscuous: Option<OwnedFd>,
     /// Socket and memory of each queue.
     queues: Vec<(OwnedFd, OwnedFd)>,
@@ -66,14 +66,8 @@ impl Sockets {
         if !netif::is_up(name)? {
             netif::set_up(name, true)?;
         }
-        let mode = match config.mode {
-            XdpMode::Auto => Mode::Auto,
-            XdpMode::ZeroCopy => Mode::ZeroCopy,
-            XdpMode::Copy => Mode::Copy,
-            XdpMode::Generic => Mode::Generic,
-        };
         let wanted = config.queues.map(u32::from);
-        let opened = ringferry_xdp::open(index, wanted, PAIRS.into(), netif::mtu(name)?, mode);
+        let opened = ringferry_xdp::open(index, wanted, PAIRS.into(), netif::mtu(name)?, config.mode);
         let opened = opened.map_err(|source| OpenError::Xdp { interface: name.clone(), source })?;
         let promiscuous = if config.promiscuous { Some(netif::hold_promiscuous(name, index)?) } else { None };
         Ok(Sockets { program: opened.program, promiscuous, queues: opened.queues })
@@ -99,15 +93,9 @@ impl Sockets {
         (!queues.is_empty()).then_some(Sockets { program, promiscuous, queues })
     }
 
-    /// Returns what the kernel has dropped for want of room, in all queues.
-    fn statistics(&self) -> Statistics {
-        self.queues.iter().map(|(socket, _)| Queue::statistics(socket)).fold(
-            Statistics::default(),
-            |sum, more| Statistics {
-                rx_dropped: sum.rx_dropped + more.rx_dropped,
-                invalid: sum.invalid + more.invalid,
-            },
-        )
+    /// Returns how many packets the kernel has dropped for want of room, in all queues.
+    fn missed(&self) -> u64 {
+        self.queues.iter().map(|(socket, _)| Queue::statistics(socket).rx_dropped).sum()
     }
 }
 
@@ -115,10 +103,10 @@ impl Sockets {
 pub(crate) const NO_CARRIER: &str =
     "its interface has no carrier: nothing is plugged in, or the other end is down";
 
-/// What packets find at an interface.
+/// The state of an interface, as packets find it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Link {
-    /// It was deleted, or another one has its name.
+    /// It was deleted, or is in another network namespace.
     Gone,
     /// Its administrator has taken it down.
     Down,
@@ -150,13 +138,13 @@ struct XdpPort {
 /// The state of an xdp port. Descriptors are numbers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct XdpState {
-    /// What the port is made of, in the order of [`Sockets::into_list`].
+    /// The descriptors that the port is made of, in the order of [`Sockets::into_list`].
     sockets: Vec<u32>,
     #[serde(flatten)]
     made: Made,
 }
 
-/// What does not change as long as an interface has these sockets.
+/// The facts that do not change as long as an interface has these sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Made {
     /// Index of the interface, by which it is known whatever its name is.
@@ -233,7 +221,7 @@ fn plug(
     // It may be gone, or have another name, by the time that another process goes on with its sockets.
     let name = netif::name(index).ok().flatten();
     let mtu = name.and_then(|name| netif::mtu(&name).ok());
-    let zero_copy = sockets.queues.iter().all(|(socket, _)| Kind::of(socket).zero_copy);
+    let zero_copy = sockets.queues.iter().all(|(socket, _)| is_zero_copy(socket));
     let mut features = XdpFeatures::empty();
     features.set(XdpFeatures::ZERO_COPY, zero_copy);
     features.set(XdpFeatures::SEVERAL_FRAMES, several);
@@ -249,7 +237,7 @@ fn plug(
     cx.workers.add_port(id, &config.name, &counters, placement, |_, handle| {
         AnyQueues::Xdp(XdpQueues::new(handle.clone(), Arc::clone(&shared), finishes))
     });
-    let dropped = sockets.statistics().rx_dropped;
+    let dropped = sockets.missed();
     let port = XdpPort {
         id,
         name: config.name.clone(),
@@ -341,7 +329,7 @@ impl PortControl for XdpPort {
             }
         }
         self.limit.settle(port);
-        let dropped = self.sockets.statistics().rx_dropped;
+        let dropped = self.sockets.missed();
         let more = dropped.saturating_sub(std::mem::replace(&mut self.dropped, dropped));
         // Its sender is beyond the interface, and the switch has never had them.
         self.counters.of(0).drops.add(DropReason::RxMissed, more);
@@ -411,8 +399,6 @@ impl PortControl for XdpPort {
             }
         });
         vec![PortSnapshot {
-            name: self.name.clone(),
-            negotiated: Negotiated::Xdp(self.features),
             state,
             fault,
             peer: self.interface.clone(),
@@ -422,12 +408,7 @@ impl PortControl for XdpPort {
             counters: self.counters.by_name(),
             drops: self.counters.drops_by_name(),
             rules: rules_by_key(&config.rules),
-            pairs: Vec::new(),
-            rates: Vec::new(),
-            another_waits: false,
-            ended: None,
-            stopped_seconds: None,
-            front_end: None,
+            ..PortSnapshot::new(self.name.clone(), Negotiated::Xdp(self.features))
         }]
     }
 

@@ -297,26 +297,16 @@ impl PortControl for XenEntry {
     ) -> Vec<PortSnapshot> {
         let class = &self.config.class;
         let mut entry = PortSnapshot {
-            name: self.name.clone(),
-            negotiated: Negotiated::XenVif(VifFeatures::empty()),
             state: if self.reached { PortState::Listening } else { PortState::Connecting },
-            fault: None,
             peer: match &self.config.provider {
                 XenProvider::Xen => format!("xenstore backend/{class}"),
                 XenProvider::Process { store, .. } => format!("{} backend/{class}", store.display()),
             },
             mtu: self.mtu,
-            mac: None,
-            queues: Vec::new(),
             counters: PortTotals::new(1).by_name(),
             drops: PortTotals::new(1).drops_by_name(),
             rules: rules_by_key(&self.rules),
-            pairs: Vec::new(),
-            rates: Vec::new(),
-            another_waits: false,
-            ended: None,
-            stopped_seconds: None,
-            front_end: None,
+            ..PortSnapshot::new(self.name.clone(), Negotiated::XenVif(VifFeatures::empty()))
         };
         let mut ports: Vec<_> =
             self.vifs.iter().map(|(id, vif)| snapshot(*id, vif, self.mtu, queues)).collect();
@@ -337,24 +327,14 @@ impl PortControl for XenEntry {
 /// Returns the state of one interface's port.
 fn snapshot(id: VifId, vif: &Vif, mtu: u16, queues: &mut QueueStates) -> PortSnapshot {
     let mut port = PortSnapshot {
-        name: vif.name.clone(),
-        negotiated: Negotiated::XenVif(VifFeatures::empty()),
         state: PortState::Listening,
-        fault: None,
         peer: id.to_string(),
         mtu,
         mac: vif.mac,
-        queues: Vec::new(),
         counters: vif.counters.by_name(),
         drops: vif.counters.drops_by_name(),
-        // The rules are those of the entry.
-        rules: BTreeMap::new(),
-        pairs: Vec::new(),
-        rates: Vec::new(),
-        another_waits: false,
-        ended: None,
-        stopped_seconds: None,
-        front_end: None,
+        // The rules are those of the entry, which are put there.
+        ..PortSnapshot::new(vif.name.clone(), Negotiated::XenVif(VifFeatures::empty()))
     };
     let (mut done, mut waited) = (vif.past, 0);
     if let Some(served) = &vif.served {
