@@ -140,6 +140,9 @@ drop_reasons! {
     /// Sender or receiver is in `quarantine`, and the other one is not the port that it is left with; or that port is not there.
     Quarantine = "quarantine" at Either,
         "That is what the rule is for; `ringferry ctl release PORT` ends it. If the port that it is left with is not there, see which ports there are with `ringferry ctl show`.",
+    /// The frame's conversation is not one that the policy of a port's `firewall` allows, or it is none: not IP, malformed, led elsewhere by its headers.
+    Firewall = "firewall" at Either,
+        "`ringferry ctl firewall PORT` says which rule denied what of late; `ringferry ctl trace` what would become of a frame. Add a rule to the policy and use `ringferry ctl reload`.",
     /// The frame's source address is not one of `allowed_macs` or `allowed_ips` of the port, or it is of a kind that a port with these rules may not send: router advertisements, redirects, IP and ARP in SNAP, headers that are cut off, contradict each other or lie too deep to be checked.
     Spoofed = "spoofed" at Sender,
         "`ringferry capture PORT --drops`, into `tcpdump -enr -`, shows which. If it is a source address of the guest's, add it: guests that run containers or VMs of their own send from \

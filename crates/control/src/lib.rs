@@ -39,6 +39,7 @@ pub mod channels;
 mod client;
 mod drops;
 pub mod explain;
+pub mod firewall;
 mod guest;
 pub mod metrics;
 pub mod mirror;

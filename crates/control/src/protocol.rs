@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::capture::{CaptureRequest, CaptureStarted, Direction};
 use crate::channels::{Channels, Stats, Steering};
 use crate::explain::Explanation;
+use crate::firewall::FirewallReport;
 use crate::guest::GuestSnapshot;
 use crate::mirror::{FdbFlush, LinkChange, Mirrors};
 use crate::ports::{PortChange, Reload};
@@ -184,6 +185,14 @@ pub enum Request {
         /// The port.
         port: String,
     },
+    /// The firewall of a port. Only a switch has any.
+    Firewall {
+        /// The port.
+        port: String,
+        /// Tell of so many conversations at most.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        conversations: Option<usize>,
+    },
     /// Change rules of a port, all or none.
     Set {
         /// The port.
@@ -250,6 +259,8 @@ pub enum Answer {
     FdbFlushed(FdbFlush),
     /// To [`Request::Rules`].
     Rules(PortRules),
+    /// To [`Request::Firewall`].
+    Firewall(Box<FirewallReport>),
     /// To [`Request::Set`], [`Request::Unset`], [`Request::AddFdb`] and [`Request::RemoveFdb`].
     #[serde(rename = "rules-changed")]
     SettingsChanged(SettingsChange),

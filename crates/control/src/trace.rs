@@ -38,6 +38,12 @@ pub struct TraceRequest {
     /// Its destination in IP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub destination_ip: Option<IpAddr>,
+    /// Its source port in TCP or UDP.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_port: Option<u16>,
+    /// Its destination port in TCP or UDP.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub destination_port: Option<u16>,
     /// The queue of the port that it would come from.
     #[serde(default)]
     pub queue: u16,

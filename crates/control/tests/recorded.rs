@@ -27,6 +27,7 @@ fn text(answer: &Answer) -> String {
         Answer::Diagnoses(all) => ringferry_control::why::all_to_text(all),
         Answer::Trace(trace) => trace.to_text(),
         Answer::Rules(rules) => rules.to_text(),
+        Answer::Firewall(report) => report.to_text(),
         Answer::SettingsChanged(change) => change.to_text(),
         Answer::PortChanged(change) => change.to_text(),
         Answer::Reloaded(reload) => reload.to_text(),

@@ -48,6 +48,8 @@ fn request() -> impl Strategy<Value = Request> {
         any::<bool>().prop_map(|dry_run| Request::Reload { dry_run }),
         any::<u32>().prop_map(|format| Request::Replace { format }),
         text().prop_map(|port| Request::Rules { port }),
+        (text(), option::of(0..100usize))
+            .prop_map(|(port, conversations)| Request::Firewall { port, conversations }),
         (text(), vec(text(), 0..4), any::<bool>()).prop_map(|(port, settings, runtime)| Request::Set {
             port,
             settings,

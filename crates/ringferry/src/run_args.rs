@@ -74,6 +74,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
 
+    /// Directory of the policies that ports name as their `firewall` [default: the file's, or `policies` beside the file].
+    #[arg(long, value_name = "DIRECTORY", conflicts_with = "replace")]
+    pub policies: Option<PathBuf>,
+
     /// Write "READY" and a newline to this descriptor when all ports are set up, then close it.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(RawFd).range(3..))]
     pub ready_fd: Option<RawFd>,
@@ -128,6 +132,9 @@ impl RunArgs {
         if let Some(path) = &self.control {
             builder = builder.control(path);
         }
+        if let Some(directory) = &self.policies {
+            builder = builder.policies(directory);
+        }
         if let Some(workers) = self.workers {
             builder = builder.workers(workers);
         }
@@ -136,7 +143,7 @@ impl RunArgs {
         }
         let ports = self.ports.iter().cloned().chain(self.conventional_ports());
         let builder = ports.fold(builder, |builder, port| builder.port_flag(&port));
-        let mut config = builder.build()?;
+        let mut config = builder.build_to_start()?;
         config.control.get_or_insert_with(control::default_path);
         Ok(config)
     }

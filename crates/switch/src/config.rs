@@ -35,6 +35,7 @@ mod help;
 mod host;
 pub(crate) mod oddities;
 mod parse;
+pub(crate) mod policies;
 mod reference;
 mod rules;
 mod table;
@@ -79,6 +80,8 @@ pub struct Config {
     pub control: Option<PathBuf>,
     /// Further directories in which ports that are added to a running switch in its sandbox may have their sockets.
     pub socket_directories: Vec<PathBuf>,
+    /// The directory of the policies of firewalls; absent: `policies` beside the file.
+    pub policies: Option<PathBuf>,
     /// Settings of the switch as a whole.
     pub switch: SwitchConfig,
     /// The ports, in the order they were written (file before flags). Names, sockets, taps, descriptors and static addresses are
@@ -131,7 +134,7 @@ impl ConfigFile {
             drop_ins,
             blank,
             ports: config.ports.iter().map(|port| port.name.clone()).collect(),
-            settings: settings(config.control.as_deref(), &config.socket_directories, config.switch),
+            settings: config.settings(),
         }
     }
 }
@@ -376,6 +379,12 @@ keys! {
             default: Unset::Means("none but those in which the switch listens"),
             example: "/run/machines",
         }
+        /// Sets the directory of the policies that ports name as their `firewall`. `--policies` overrides it.
+        policies: PathBuf {
+            is: DIRECTORY,
+            default: Unset::Means("`policies` beside the file"),
+            example: "/etc/ringferry/policies",
+        }
     }
 }
 
@@ -541,6 +550,14 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
+    /// Gives the places of problems in policies the directory that they are in.
+    pub(crate) fn in_directory(mut self, directory: &Path) -> ConfigError {
+        for problem in &mut self.problems {
+            problem.place = format!("{}/{}", directory.display(), problem.place);
+        }
+        self
+    }
+
     /// Puts problems that were found one kind after the other into the order in which they were written: file by file, and line by line.
     fn of(mut problems: Vec<Problem>) -> ConfigError {
         let place = |problem: &Problem| match problem.place.rsplit_once(':') {
@@ -596,10 +613,30 @@ impl Config {
         Config::builder().file(file).build()
     }
 
+    /// Returns what is not about a port, as TOML.
+    fn settings(&self) -> String {
+        let Config { control, socket_directories, policies, switch, .. } = self;
+        settings(control.as_deref(), socket_directories, policies.as_deref(), *switch)
+    }
+
+    /// Returns the directory of the policies of firewalls; `None` if neither a file nor a flag names one.
+    pub fn policy_directory(&self) -> Option<PathBuf> {
+        let beside = || self.file.as_ref().map(|file| policies::policies_beside(&file.path));
+        self.policies.clone().or_else(beside)
+    }
+
+    /// Says so if a port names a policy, and there is no directory of policies.
+    fn without_policies(&self) -> Option<Problem> {
+        let names = self.policy_directory().is_none();
+        let port = self.ports.iter().find(|port| names && port.rules.firewall.is_some())?;
+        let message = "names a policy, and no directory of policies is known: give --policies DIRECTORY, or a configuration file, beside which they are in policies/";
+        Some(Place::new(&format!("port {}", port.name), None).problem("firewall", message))
+    }
+
     /// The configuration as a TOML file that yields the same configuration when read. Ports given by flags
     /// are in it too.
     pub fn dump(&self) -> String {
-        let mut out = settings(self.control.as_deref(), &self.socket_directories, self.switch);
+        let mut out = self.settings();
         for port in &self.ports {
             out.push_str("\n[[port]]\n");
             append(&mut out, port.entries());
@@ -620,9 +657,18 @@ pub(super) fn unreadable(path: &Path, error: &std::io::Error) -> String {
 }
 
 /// Returns what a file says that is not about a port.
-fn settings(control: Option<&Path>, socket_directories: &[PathBuf], switch: SwitchConfig) -> String {
+fn settings(
+    control: Option<&Path>,
+    socket_directories: &[PathBuf],
+    policies: Option<&Path>,
+    switch: SwitchConfig,
+) -> String {
     let directories = Some(socket_directories.to_owned()).filter(|list| !list.is_empty());
-    let top = TopKeys { control: control.map(Path::to_owned), socket_directories: directories };
+    let top = TopKeys {
+        control: control.map(Path::to_owned),
+        socket_directories: directories,
+        policies: policies.map(Path::to_owned),
+    };
     let mut out = String::new();
     append(&mut out, top.write());
     if !out.is_empty() {
@@ -755,6 +801,7 @@ impl FromStr for PortSpec {
 pub struct ConfigBuilder {
     control: Option<(Place, PathBuf)>,
     socket_directories: Vec<PathBuf>,
+    policies: Option<PathBuf>,
     switch: SwitchConfig,
     ports: Vec<(Place, PortConfig)>,
     file: Option<ConfigFile>,
@@ -808,7 +855,7 @@ impl ConfigBuilder {
         let ports = self.ports[before..].iter().map(|(_, port)| port.name.clone()).collect();
         let path = absolute(path);
         let control = self.control.as_ref().map(|(_, path)| path.as_path());
-        let settings = settings(control, &self.socket_directories, self.switch);
+        let settings = settings(control, &self.socket_directories, self.policies.as_deref(), self.switch);
         self.file = Some(ConfigFile { path, ports, drop_ins, blank, settings });
         self.may_be_empty()
     }
@@ -890,6 +937,13 @@ impl ConfigBuilder {
         self
     }
 
+    /// Sets the directory of the policies of firewalls, over what a file says that was read before.
+    #[must_use]
+    pub fn policies(mut self, directory: &Path) -> Self {
+        self.policies = Some(std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned()));
+        self
+    }
+
     /// Sets the control socket, over what a file says.
     #[must_use]
     pub fn control(mut self, path: &Path) -> Self {
@@ -927,13 +981,31 @@ impl ConfigBuilder {
         if !self.problems.is_empty() {
             return Err(ConfigError::of(self.problems));
         }
-        Ok(Config {
+        let mut config = Config {
             control: self.control.map(|(_, path)| path),
             socket_directories: self.socket_directories,
+            policies: self.policies,
             switch: self.switch,
             ports: self.ports.into_iter().map(|(_, port)| port).collect(),
             file: self.file,
-        })
+        };
+        if let Some(directory) = config.policy_directory() {
+            let mut open = |file: &str| policies::read_policy_file(&directory, file);
+            policies::load(&mut config.ports, &mut open).map_err(|error| error.in_directory(&directory))?;
+        }
+        Ok(config)
+    }
+
+    /// As [`build`](Self::build), for a switch that starts: every policy that a port names was read.
+    ///
+    /// # Errors
+    /// As for [`build`](Self::build), and there is no directory of policies.
+    pub fn build_to_start(self) -> Result<Config, ConfigError> {
+        let config = self.build()?;
+        match config.without_policies() {
+            Some(problem) => Err(ConfigError { problems: vec![problem] }),
+            None => Ok(config),
+        }
     }
 
     /// Two ports cannot share a name, a socket, a tap, a descriptor or a static address, nor use the control socket.
@@ -984,7 +1056,8 @@ impl ConfigBuilder {
             }
         }
         let mut fields = Fields::of_document(document, "", 0, rest, &mut self.problems);
-        let TopKeys { control, socket_directories } = TopKeys::read(&mut fields);
+        let TopKeys { control, socket_directories, policies } = TopKeys::read(&mut fields);
+        self.policies = policies.or_else(|| self.policies.take());
         if let Some(path) = control {
             self.control = fields.place_of("control").map(|place| (place, path));
         }

@@ -45,6 +45,7 @@ use crate::why::{Known, why};
 const MAX_DRAIN: u16 = 25;
 
 mod addresses;
+mod firewalls;
 mod ports;
 pub(crate) use ports::NotReloaded;
 use ports::describe;
@@ -197,6 +198,9 @@ impl Requests<'_> {
             }
             Request::Reload { dry_run } => self.reload(*dry_run).map(Answer::Reloaded),
             Request::Rules { port } => self.rules(port).map(Answer::Rules),
+            Request::Firewall { port, conversations } => {
+                self.firewall(port, *conversations).map(|report| Answer::Firewall(Box::new(report)))
+            }
             Request::Set { port, settings, runtime } => {
                 let edit = Edit::set(settings).map_err(|error| error.to_string())?;
                 self.change(port, &edit, *runtime)
@@ -238,6 +242,21 @@ impl Requests<'_> {
         trace::trace(&known, request)
     }
 
+    /// Reads the policies that ports name.
+    ///
+    /// # Errors
+    /// There is no directory of policies, or something is wrong with them, for people.
+    fn load_policies(&mut self, ports: &mut [PortConfig]) -> Result<(), String> {
+        if ports.iter().all(|port| port.rules.firewall.is_none()) {
+            return Ok(());
+        }
+        let directory = self.config.policy_directory().ok_or(
+            "the switch was started without a directory of policies: start it with --policies DIRECTORY, or with a configuration file, beside which they are in policies/",
+        )?;
+        let privileges = self.privileges;
+        privileges.load_policies(ports, &directory, &mut || self.serve_ports())
+    }
+
     /// Returns the rules of a port, or of an interface of a Xen guest, which has its entry's rules.
     fn rules(&self, name: &str) -> Result<PortRules, String> {
         let found = self.ports.entry_of(name).ok_or_else(|| self.no_such_port(name))?;
@@ -266,8 +285,15 @@ impl Requests<'_> {
             return Err(self.not_an_entry(name));
         };
         let before = self.config.ports[at].clone();
-        let port = before.edited(edit).map_err(|error| error.to_string())?;
+        let mut port = before.edited(edit).map_err(|error| error.to_string())?;
         self.config.check_change(at, &port, self.workers.count())?;
+        match (&before.rules.firewall, &mut port.rules.firewall) {
+            // A change of something else is no reason to read the policy again.
+            (Some(there), Some(firewall)) if there.name == firewall.name && !edit.sets("firewall") => {
+                firewall.policy.clone_from(&there.policy);
+            }
+            _ => self.load_policies(std::slice::from_mut(&mut port))?,
+        }
         // Who sets what the port has already wants it to be so at the host, too, where somebody may have undone it.
         let is_the_same = (&before.kind, before.mtu) == (&port.kind, port.mtu);
         if is_the_same && !self.privileges.astray(&port).is_empty() {

@@ -11,7 +11,9 @@
 //! 802.1Q, independent learning).
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
+use ringferry_firewall::Policy;
 use ringferry_packet::ether::Mac;
 
 /// The number of a VLAN (VID), 0 to [`MAX_VID`]; 0 is that of frames that nobody has put into another.
@@ -41,6 +43,8 @@ pub struct Rules {
     pub static_macs: Vec<(Mac, Vid)>,
     /// Source addresses that it may use, against spoofing; `None`: any.
     pub guard: Option<Guard>,
+    /// What its guest may reach, and who may reach that; `None`: all.
+    pub firewall: Option<FirewallRule>,
     /// Storm control: limit on the broadcast, multicast and unknown-destination packets that are taken from
     /// it.
     pub storm: Option<Rate>,
@@ -66,6 +70,7 @@ impl Default for Rules {
             max_macs: None,
             static_macs: Vec::new(),
             guard: None,
+            firewall: None,
             storm: None,
             rate_in: Limits::default(),
             rate_out: Limits::default(),
@@ -122,6 +127,15 @@ pub struct Guard {
     /// IP source addresses, as networks; `None`: they are not checked. Messages that a host must send before
     /// it has an address are allowed then, too: DHCP from 0.0.0.0, duplicate address detection from `::`.
     pub ips: Option<Vec<Network>>,
+}
+
+/// The firewall between a port and all others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FirewallRule {
+    /// The name of its policy.
+    pub name: String,
+    /// The policy, once its file was read. Until then nothing passes.
+    pub policy: Option<Arc<Policy>>,
 }
 
 /// An IP network: the addresses with a common prefix.

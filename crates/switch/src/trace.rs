@@ -171,7 +171,8 @@ fn frame_of<'k>(
         other => other,
     };
     let TraceRequest { vlan, protocol, size, gso, csum, .. } = *request;
-    Ok((Spec { source, destination, vlan, protocol, size, gso, csum, v4, v6 }, to))
+    let ports = [request.source_port, request.destination_port];
+    Ok((Spec { source, destination, vlan, protocol, size, gso, csum, v4, v6, ports }, to))
 }
 
 /// Addresses of stations that are known nowhere: locally administered ones.
@@ -319,6 +320,14 @@ impl Words<'_> {
         if entry.is_guarded {
             self.say(name, "source-guard", TraceVerdict::Passes, "Its source addresses are allowed.");
         }
+        if dropped == Some(DropReason::Firewall) {
+            let text = format!("The firewall of {name} denies it: {}.", rule(entry.rule.as_deref()));
+            return self.drop(name, "firewall", DropReason::Firewall, 1, text);
+        }
+        if rules.firewall.is_some() {
+            let text = format!("The firewall of {name} lets it out: {}.", rule(entry.rule.as_deref()));
+            self.say(name, "firewall", TraceVerdict::Passes, text);
+        }
         match (entry.learned, dropped) {
             (None, Some(reason)) => {
                 return self.drop(name, "source", reason, 1, "No station has such a source address.");
@@ -419,6 +428,10 @@ impl Words<'_> {
                     Some((_, names)) => names.push(name),
                     None => apart.push((reason, vec![name])),
                 },
+                Err(DropReason::Firewall) => {
+                    let text = format!("The firewall of {name} denies it: {}.", rule(exit.rule.as_deref()));
+                    self.drop(&name, "firewall", DropReason::Firewall, 1, text);
+                }
                 Err(reason) => {
                     let text = self.apart(&name, reason, tagged.vid);
                     self.drop(&name, "rules", reason, 1, text);
@@ -434,6 +447,7 @@ impl Words<'_> {
                 DropReason::Isolated => "isolated, as the sender is".to_owned(),
                 DropReason::Quarantine => "in quarantine".to_owned(),
                 DropReason::Vlan => format!("not in VLAN {}", tagged.vid),
+                DropReason::Firewall => "kept from it by a firewall".to_owned(),
                 other => other.name().to_owned(),
             };
             let text = format!(
@@ -718,4 +732,9 @@ fn time(micros: u64) -> String {
         10_000..=9_999_999 => format!("{} ms", micros / 1000),
         _ => format!("{} s", micros / 1_000_000),
     }
+}
+
+/// The rule of a firewall, in words.
+fn rule(rule: Option<&str>) -> &str {
+    rule.unwrap_or("no conversation can be told of it, or it passes whatever the rules are")
 }

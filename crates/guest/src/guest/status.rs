@@ -98,7 +98,10 @@ impl Status<'_> {
                         .into(),
                 );
             }
-            Request::Rules { .. } | Request::Set { .. } | Request::Unset { .. } => {
+            Request::Rules { .. }
+            | Request::Firewall { .. }
+            | Request::Set { .. }
+            | Request::Unset { .. } => {
                 return Err("a guest has no rules: ask the switch it is plugged into".into());
             }
             Request::Stats { queues, .. } => Answer::Stats(self.stats(&reports()?, *queues)),

@@ -331,6 +331,17 @@ pub enum CtlCommand {
         #[arg(long)]
         json: bool,
     },
+    /// The firewall of a port: what each rule of its policy has let pass or denied, and what was denied of late.
+    Firewall {
+        /// The port.
+        port: String,
+        /// Also show the conversations that it knows, the N with the most bytes.
+        #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "20")]
+        conversations: Option<usize>,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// Changes settings of a port that is open, now and in the configuration file: its rules, its worker, its MTU, what it offers.
     #[command(after_help = RULES, after_long_help = keys_and_rules())]
     Set {
@@ -445,6 +456,12 @@ pub struct TraceArgs {
     /// Its IP destination address.
     #[arg(long, value_name = "IP")]
     pub to_ip: Option<IpAddr>,
+    /// Its source port in TCP or UDP [default: 49152].
+    #[arg(long, value_name = "N")]
+    pub from_port: Option<u16>,
+    /// Its destination port in TCP or UDP [default: 4242].
+    #[arg(long, value_name = "N")]
+    pub to_port: Option<u16>,
     /// The queue pair of the port that it comes from.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(..i64::from(MOST_QUEUES)))]
     pub queue: u16,
@@ -496,6 +513,8 @@ impl TraceArgs {
             csum: self.csum,
             source_ip: self.from_ip,
             destination_ip: self.to_ip,
+            source_port: self.from_port,
+            destination_port: self.to_port,
             queue: self.queue,
         })
     }
@@ -514,6 +533,7 @@ Examples:
   ringferry ctl trace vm1 vm2                                    does a frame from vm1 get to vm2?
   ringferry ctl trace vm1 broadcast arp                          who would see a question of vm1?
   ringferry ctl trace vm1/52:54:00:00:00:99 vm2 tcp4             may vm1 send from that address?
+  ringferry ctl trace vm1 uplink tcp4 --to-ip 10.0.0.9 --to-port 443   does its firewall let that out?
   ringferry ctl trace uplink vm2 udp6 --vlan 10                  with a tag, as the uplink sends it
   ringferry ctl trace vm1 vm2 tcp4 --gso 1448 --size 65000       who cuts a large packet?
   ringferry ctl trace vm1 01:80:c2:00:00:0e --json | jq -r '.dropped[].reason'",
@@ -639,6 +659,7 @@ impl CtlCommand {
             | CtlCommand::Remove { json, .. }
             | CtlCommand::Reload { json, .. }
             | CtlCommand::Rules { json, .. }
+            | CtlCommand::Firewall { json, .. }
             | CtlCommand::Set { json, .. }
             | CtlCommand::Quarantine { json, .. }
             | CtlCommand::Release { json, .. }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ringferry_control::channels::{Channels, Stats, Steering};
 use ringferry_control::explain::Explanation;
+use ringferry_control::firewall::FirewallReport;
 use ringferry_control::mirror::{FdbFlush, LinkChange, Mirrors};
 use ringferry_control::snapshot::Column;
 use ringferry_control::text::wrap;
@@ -281,6 +282,9 @@ fn ask(switch: &Switch, command: &CtlCommand) -> Result<String, CtlError> {
         }
         CtlCommand::Reload { dry_run, json } => (Request::Reload { dry_run }, json),
         CtlCommand::Rules { port, json } => (Request::Rules { port }, json),
+        CtlCommand::Firewall { port, conversations, json } => {
+            (Request::Firewall { port, conversations }, json)
+        }
         CtlCommand::Set { port, settings, runtime, json } => (Request::Set { port, settings, runtime }, json),
         CtlCommand::Quarantine { port, with, runtime, json } => {
             if port == with {
@@ -309,6 +313,9 @@ fn ask(switch: &Switch, command: &CtlCommand) -> Result<String, CtlError> {
         (Request::Trace(_), Answer::Trace(trace)) => show(&**trace, Trace::to_text, json)?,
         (Request::Add { .. } | Request::Remove { .. }, Answer::PortChanged(change)) => {
             show(change, PortChange::to_text, json)?
+        }
+        (Request::Firewall { .. }, Answer::Firewall(report)) => {
+            show(&**report, FirewallReport::to_text, json)?
         }
         (Request::Rules { .. }, Answer::Rules(rules)) => show(rules, PortRules::to_text, json)?,
         (Request::Link { .. }, Answer::LinkChanged(change)) => show(change, LinkChange::to_text, json)?,

@@ -2,6 +2,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Parser;
 use ringferry_control::channels::QueueSteering;
+use ringferry_control::firewall::FirewallReport;
 use ringferry_control::mirror::Mirror;
 use ringferry_control::snapshot::{Negotiated, PortSnapshot, PortState, Rates, Snapshot};
 use ringferry_control::trace::TracedFrame;
@@ -94,6 +95,9 @@ fn ctl(arguments: &[&str]) -> Result<String, CtlError> {
                             let rules =
                                 [("allowed_ips".to_owned(), serde_json::json!(["10.0.0.2", "fd00::/64"]))];
                             Answer::Rules(PortRules { port, rules: rules.into() })
+                        }
+                        Request::Firewall { port, .. } => {
+                            Answer::Firewall(Box::new(FirewallReport { port, ..FirewallReport::default() }))
                         }
                         Request::Capture(_) => return Response::Error("no capture".into()),
                         Request::Link { port, up } => Answer::LinkChanged(LinkChange { port, up, told: up }),

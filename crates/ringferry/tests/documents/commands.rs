@@ -5,7 +5,7 @@
 use std::process::Command;
 
 use ringferry_rig::process::may;
-use ringferry_switch::config::Config;
+use ringferry_switch::config::{Config, ConfigError};
 
 use super::markdown::{Block, Page};
 
@@ -102,17 +102,30 @@ fn wrong(arguments: &[String]) -> Result<(), String> {
     builder.build().map(drop).map_err(|error| error.to_string())
 }
 
+/// Reads a configuration, with the policy `web` and the file of a set that it may name.
+fn configuration(text: &str, policy: &str) -> Result<Config, ConfigError> {
+    let directory = tempfile::tempdir().unwrap();
+    let (file, policies) = (directory.path().join("rf.toml"), directory.path().join("policies"));
+    std::fs::create_dir(&policies).unwrap();
+    std::fs::write(&file, text).unwrap();
+    std::fs::write(policies.join("web.policy"), policy).unwrap();
+    std::fs::write(policies.join("blocked.txt"), "198.51.100.0/24\n").unwrap();
+    Config::from_file(&file)
+}
+
 /// Lists what is wrong with the code blocks of a page.
 fn mistakes(path: &str, page: &Page) -> (usize, Vec<String>) {
     let (mut checked, mut found) = (0, Vec::new());
     for block in &page.blocks {
-        if block.language == "toml" {
-            let file = tempfile::NamedTempFile::new().unwrap();
-            std::fs::write(file.path(), block.lines.join("\n")).unwrap();
-            checked += 1;
-            if let Err(error) = Config::from_file(file.path()) {
-                found.push(format!("{path}:{}: {error}", block.first_line));
-            }
+        let text = block.lines.join("\n");
+        let read = match block.language.as_str() {
+            "toml" => Some(configuration(&text, "")),
+            "policy" => Some(configuration("[[port]]\nkind = 'tap'\ntap = 'a'\nfirewall = 'web'\n", &text)),
+            _ => None,
+        };
+        checked += usize::from(read.is_some());
+        if let Some(Err(error)) = read {
+            found.push(format!("{path}:{}: {error}", block.first_line));
         }
         for (line, command) in commands(block).into_iter().filter(|_| block.language != "text") {
             let Some(arguments) = arguments(&command).filter(|arguments| !arguments.is_empty()) else {
@@ -165,4 +178,6 @@ fn wrong_commands_are_found() {
     let (_, found) =
         mistakes("p.md", &Page::parse("```toml\n[[port]]\nkind = \"tap\"\ntaps = \"rf0\"\n```\n"));
     assert!(found.len() == 1 && found[0].contains("taps"), "{found:?}");
+    let (_, found) = mistakes("p.md", &Page::parse("```policy\nallow up\n```\n"));
+    assert!(found.len() == 1 && found[0].contains("\"up\" is no direction"), "{found:?}");
 }

@@ -23,6 +23,7 @@
 //! | [`xen`] | Xen guests on the same switch: forwarding, restarts on either side, several queues, hostile front ends |
 //! | [`channels`] | several queue pairs, and their number changing under traffic |
 //! | [`ports`] | ports that are added and removed while the switch runs, and the configuration read again |
+//! | [`firewall`] | what a guest reaches behind a firewall, policies that change, and those with mistakes |
 //! | [`rules`] | rules of ports: live changes, kept in the file, and obeyed |
 //! | [`rules_kernel`] | rules of taps, and of guests, whose kernel has other ideas |
 //! | [`sandbox`] | what the switch gives up, what it still does, and its helper |
@@ -44,6 +45,7 @@ mod channels;
 mod completion;
 mod demo;
 mod dpdk;
+mod firewall;
 mod forwarding;
 mod hostile;
 mod hostile_back_end;

@@ -104,6 +104,11 @@ impl Edit {
         })
     }
 
+    /// Returns true if the edit sets this key.
+    pub(crate) fn sets(&self, key: &str) -> bool {
+        self.set.contains_key(key)
+    }
+
     /// Returns the keys that the edit sets.
     pub(crate) fn keys_set(&self) -> impl Iterator<Item = &str> {
         self.set.keys().map(String::as_str)

@@ -7,9 +7,10 @@ use ringferry_packet::ether::Mac;
 use toml::Value as Toml;
 
 use super::parse::{Value, check_port_name, parse_mac};
+use super::policies::check_policy_name;
 use super::values::{Described, List, Or, Quantity, Shape, Unit, digits, one_number};
 use super::*;
-use crate::rules::{Guard, Limits, MAX_VID, MAX_WEIGHT, Network, Rate, Rules, Vid, Vlans};
+use crate::rules::{FirewallRule, Guard, Limits, MAX_VID, MAX_WEIGHT, Network, Rate, Rules, Vid, Vlans};
 
 keys! {
     /// The rules of a port of any kind.
@@ -83,6 +84,13 @@ keys! {
             is: List(NETWORK),
             default: Unset::Means("any"),
             example: "10.0.0.2,fd00::/64",
+        }
+        /// Puts a firewall with the policy of this name in front of the port: what its guest may reach, and who may reach it. The policy is the file
+        /// `NAME.policy` in the directory `policies`.
+        firewall: String {
+            is: POLICY_NAME,
+            default: Unset::Means("none"),
+            example: "web",
         }
         /// Limits the broadcast, multicast and unknown unicast packets that are taken from the port per second (storm
         /// control).
@@ -253,6 +261,14 @@ const PORT_NAME: Text<String> = Text {
     write: String::to_owned,
 };
 
+/// The name of a policy.
+const POLICY_NAME: Text<String> = Text {
+    placeholder: "POLICY",
+    what: "the name of a policy",
+    read: |name| check_policy_name(name).map(|()| name.to_owned()),
+    write: String::to_owned,
+};
+
 /// A static address: `MAC`, in the VLAN of frames without a tag, or `MAC@VLAN`.
 const STATION: Text<(Mac, Option<Vid>)> = Text {
     placeholder: "MAC[@VLAN]",
@@ -364,6 +380,7 @@ impl RulesKeys {
             static_macs,
             allowed_macs,
             allowed_ips,
+            firewall,
             storm,
             storm_burst,
             rate_in,
@@ -405,6 +422,7 @@ impl RulesKeys {
             max_macs,
             static_macs,
             guard: allowed_macs.map(|macs| Guard { macs, ips: allowed_ips }),
+            firewall: firewall.map(|name| FirewallRule { name, policy: None }),
             storm: Of::Flooded.rate(storm, storm_burst),
             rate_in: Limits {
                 bytes: Of::Bytes.rate(rate_in, rate_in_burst),
@@ -428,6 +446,7 @@ impl RulesKeys {
             max_macs,
             static_macs,
             guard,
+            firewall,
             storm,
             rate_in,
             rate_out,
@@ -462,6 +481,7 @@ impl RulesKeys {
             static_macs: Some(static_macs).filter(|macs| !macs.is_empty()),
             allowed_macs: guard.as_ref().map(|guard| guard.macs.clone()),
             allowed_ips: guard.as_ref().and_then(|guard| guard.ips.clone()),
+            firewall: firewall.as_ref().map(|firewall| firewall.name.clone()),
             storm,
             storm_burst,
             rate_in: rate_in_bits,

@@ -476,10 +476,9 @@ fn unknown_keys_and_kinds_are_refused() {
         vm_problem("offloads = true")
             .starts_with("rf.toml:4: port.offloads: is not a key of a vhost-user port, but one of the keys of a tap port; known: kind,")
     );
-    assert!(
-        problem("x = 1\n[[port]]\nkind = 'tap'\ntap = 'a'")
-            .starts_with("rf.toml:1: x: is not a key; known: control, socket_directories, switch, port")
-    );
+    assert!(problem("x = 1\n[[port]]\nkind = 'tap'\ntap = 'a'").starts_with(
+        "rf.toml:1: x: is not a key; known: control, socket_directories, policies, switch, port"
+    ));
     assert_eq!(
         problem("[[port]]\nkind = 'veth'"),
         "rf.toml:2: port.kind: \"veth\" is not a kind of port; known: \"vhost-user\", \"tap\", \"xen-vif\", \"xdp\""

@@ -36,6 +36,12 @@ pub(super) fn explain(way: &mut Way, from: Ruled<'_>, to: Ruled<'_>) -> bool {
             way.hints.push(format!("`ringferry ctl release {}`, if that is over", port.name));
         }
     }
+    for port in [from, to] {
+        if let Some(firewall) = &port.rules.firewall {
+            way.notes.push(format!("{} has the firewall {}", port.name, firewall.name));
+            way.hints.push(format!("`ringferry ctl firewall {}`, for what it lets pass", port.name));
+        }
+    }
     passes &= explain_vlans(way, from, to);
     if let Some(guard) = &from.rules.guard
         && guard.macs.is_empty()

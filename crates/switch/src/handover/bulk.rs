@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use ringferry_firewall::Record;
 use ringferry_packet::ether::Mac;
 use ringferry_packet::vnet::Header;
 use serde::{Deserialize, Serialize};
@@ -55,6 +56,11 @@ impl Writer {
     }
 
     pub(crate) fn flows(&mut self, flows: impl IntoIterator<Item = [u64; 2]>) -> Section {
+        self.section(|out| flows.into_iter().flatten().for_each(|word| out.extend(word.to_le_bytes())))
+    }
+
+    /// Flows that a firewall knows.
+    pub(crate) fn firewall(&mut self, flows: impl IntoIterator<Item = Record>) -> Section {
         self.section(|out| flows.into_iter().flatten().for_each(|word| out.extend(word.to_le_bytes())))
     }
 
@@ -113,6 +119,11 @@ impl<'a> Reader<'a> {
 
     pub(crate) fn flows(self, section: Section) -> impl Iterator<Item = [u64; 2]> + 'a {
         self.section(section).chunks_exact(FLOW).map(|record| [u64_at(record, 0), u64_at(record, 8)])
+    }
+
+    pub(crate) fn firewall(self, section: Section) -> impl Iterator<Item = Record> + 'a {
+        let records = self.section(section).chunks_exact(size_of::<Record>());
+        records.map(|record| std::array::from_fn(|word| u64_at(record, word * 8)))
     }
 
     /// Returns the frames between ports that there are.

@@ -342,6 +342,9 @@ fn ports(parts: &Parts<'_>, bulk: &mut Writer) -> BTreeMap<String, PortNumbers> 
             buckets: parts.workers.buckets(port.id),
             ..PortNumbers::default()
         };
+        if let Some(firewall) = parts.workers.firewall(port.id) {
+            numbers.firewall = bulk.firewall(firewall.records(parts.workers.seconds()));
+        }
         let owner = |queue| parts.workers.owner(port.id, queue);
         match port.queues {
             InterfaceQueues::Pairs(shared) => {

@@ -12,15 +12,18 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use ringferry_control::mirror::Mirror;
+use ringferry_firewall::Source;
 use ringferry_sys::eventfd::EventId;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::bulk::Section;
 use super::kept::Inventory;
+use crate::config::policies;
 use crate::config::{Config, ConfigError, ConfigFile};
 use crate::counters::{PAIR_COUNTERS, WORKER_COUNTERS};
 use crate::ports::Positions;
 use crate::ports::handed::{Descriptors, HandedPort};
+use crate::rules::FirewallRule;
 
 /// The form of the state that this program writes, and the newest that it reads.
 pub(crate) const FORMAT: u32 = 1;
@@ -66,8 +69,21 @@ pub(crate) struct InForce {
     /// The file that it was read from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) file: Option<FileState>,
+    /// The policies of firewalls that ports name, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) policies: BTreeMap<String, PolicyState>,
     /// Number of workers.
     pub(crate) workers: usize,
+}
+
+/// A policy: the texts that it was read from, whatever has become of the files since.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct PolicyState {
+    /// The policy.
+    pub(crate) text: String,
+    /// The files of its sets, by name.
+    pub(crate) files: BTreeMap<String, String>,
 }
 
 impl InForce {
@@ -80,7 +96,12 @@ impl InForce {
             settings: file.settings().to_owned(),
             drop_ins: file.drop_ins.iter().map(|(port, file)| (port.clone(), path(file))).collect(),
         });
-        InForce { config: config.dump(), file, workers }
+        let firewalls = config.ports.iter().filter_map(|port| port.rules.firewall.as_ref());
+        let policies = firewalls.filter_map(|FirewallRule { name, policy }| {
+            let Source { text, files } = policy.as_ref()?.source().clone();
+            Some((name.clone(), PolicyState { text, files }))
+        });
+        InForce { config: config.dump(), file, policies: policies.collect(), workers }
     }
 
     /// Makes the same configuration of it.
@@ -94,6 +115,9 @@ impl InForce {
             let drop_ins = drop_ins.iter().map(|(port, path)| (port.clone(), PathBuf::from(path))).collect();
             ConfigFile::read_before(PathBuf::from(path), ports.clone(), settings.clone(), drop_ins)
         });
+        let source = |PolicyState { text, files }: PolicyState| Source { text, files };
+        let sources = self.policies.iter().map(|(name, policy)| (name.clone(), source(policy.clone())));
+        policies::load_from(&mut config.ports, &sources.collect())?;
         Ok(config)
     }
 }
@@ -244,6 +268,8 @@ pub(crate) struct PortNumbers {
     pub(crate) buckets: BTreeMap<String, u64>,
     /// The flows that its guest sends.
     pub(crate) flows: Section,
+    /// The flows that its firewall knows.
+    pub(crate) firewall: Section,
 }
 
 /// What one worker has.

@@ -448,6 +448,9 @@ fn restore(parts: &Parts<'_>, name: &str, numbers: &PortNumbers, bulk: Reader<'_
     let Some(port) = parts.ports.interface(name) else { return };
     port.counters.restore(&numbers.counters, &numbers.drops);
     parts.workers.set_buckets(port.id, &numbers.buckets);
+    if let Some(firewall) = parts.workers.firewall(port.id) {
+        firewall.restore(bulk.firewall(numbers.firewall), parts.workers.seconds());
+    }
     if let InterfaceQueues::Pairs(shared) = &port.queues {
         shared.pairs.iter().zip(&numbers.pairs).for_each(|(pair, values)| pair.restore(values.0));
         bulk.flows(numbers.flows).for_each(|flow| shared.flows.restore(flow));

@@ -22,6 +22,8 @@ pub(crate) const FRAME_IN: u64 = 40;
 pub(crate) const FRAME_OUT: u64 = 40;
 /// Finding that a frame that is flooded does not leave by a port. With the price of a delivery, one in a VLAN of two among a hundred ports cost as much as fifty.
 pub(crate) const REFUSAL: u64 = 15;
+/// The verdict of a firewall on a frame of a flow that it knows. What the rules take for one that it does not is found by the audit where it is much.
+pub(crate) const VERDICT: u64 = 30;
 /// Learning an address that another worker has announced.
 pub(crate) const LEARN: u64 = 40;
 /// Publishing a burst's frames to an output port, and notifying its driver now and then.

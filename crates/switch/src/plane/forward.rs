@@ -19,6 +19,7 @@ pub(crate) mod walk;
 
 use std::sync::Arc;
 
+use ringferry_firewall::Direction;
 use ringferry_memory::ReadSlice;
 use ringferry_packet::ether::{self, Mac};
 use ringferry_packet::frame::{Burst, Frame};
@@ -92,6 +93,10 @@ pub(crate) struct Origin {
 struct Sender {
     port: PortId,
     isolated: bool,
+    /// Nobody but this process can write the memory that the frames lie in.
+    private: bool,
+    /// The worker that delivers them.
+    worker: usize,
 }
 
 /// What a worker forwards with.
@@ -104,6 +109,11 @@ pub(crate) struct Tables<'w, P> {
 impl<P: Queues> Tables<'_, P> {
     fn policy(&self, port: PortId) -> Option<&PortPolicy> {
         self.ports.get(usize::from(port.0))?.as_ref()?.policy.as_deref()
+    }
+
+    fn sender(&self, port: PortId, private: bool) -> Sender {
+        let isolated = self.policy(port).is_some_and(PortPolicy::isolated);
+        Sender { port, isolated, private, worker: self.handoff.me() }
     }
 }
 
@@ -235,8 +245,12 @@ impl Forwarder {
             }
         }
         let kind = |port: PortId| Some(tables.ports.get(usize::from(port.0))?.as_ref()?.queues.frame_cost());
+        let filters =
+            |port: &&PortId| tables.policy(**port).is_some_and(|policy| policy.firewall().is_some());
+        let judged = self.outputs.iter().chain([&from]).filter(filters).count() * burst.len();
         let taking = kind(from).map_or(cost::FRAME_IN, cost::of_taking) * burst.len() as u64
-            + self.outputs.len() as u64 * cost::of_output();
+            + self.outputs.len() as u64 * cost::of_output()
+            + judged as u64 * cost::VERDICT;
         // Most bursts: frames that their receivers take as they are, to one port each.
         let ring = FrameCost::Descriptor;
         let takes = |port: &PortId| {
@@ -385,7 +399,7 @@ impl Forwarder {
             };
             let admitted = match policy {
                 None => EVERYWHERE.classify(prefix, &frame.header).ok_or(Refusal::Drop(DropReason::Vlan)),
-                Some(policy) => effects.admit(policy, burst, frame, from.private, now),
+                Some(policy) => effects.admit(policy, burst, frame, from.private, now, handoff.me()),
             };
             let tagged = match admitted {
                 Ok(tagged) => tagged,
@@ -491,7 +505,7 @@ impl Forwarder {
             ..
         } = self;
         let Origin { port: from, private, queue } = from;
-        let sender = Sender { port: from, isolated: tables.policy(from).is_some_and(PortPolicy::isolated) };
+        let sender = tables.sender(from, private);
         let Tables { ports, fdb, handoff } = tables;
         // Whether some port takes whatever is flooded.
         let mut open = false;
@@ -515,11 +529,11 @@ impl Forwarder {
             if port.policy.is_none() && !*foreign {
                 open = true;
                 port.deliver_all(burst, picks, coalescer, tx);
-            } else if leave(port, sender, burst, decisions, picks, retags, now) {
-                port.deliver_all(burst, picks, coalescer, tx);
             } else {
-                for (index, retag) in picks.iter().zip(&*retags) {
-                    port.deliver(burst, &burst.frames()[*index as usize], *retag, tx);
+                leave(port, sender, burst, decisions, picks, retags, now);
+                port.deliver_picked(burst, picks, retags, coalescer, tx);
+                if !port.unstable.is_empty() {
+                    leave_in_copies(port, sender, burst, decisions, coalescer, tx);
                 }
             }
             port.flush();
@@ -624,7 +638,7 @@ fn way_out<P: Queues>(
 }
 
 /// For a port that has rules, or frames whose tags have to change: leaves in `picks` what goes out of it now, with what is done to each
-/// one's tag in `retags`, and puts what has to wait into its shaper; whether that is nothing.
+/// one's tag in `retags`, and puts what has to wait into its shaper. What the port's firewall cannot judge where it lies is noted in [`Port::unstable`].
 fn leave<P: Queues>(
     port: &mut Port<P>,
     sender: Sender,
@@ -633,15 +647,26 @@ fn leave<P: Queues>(
     picks: &mut Vec<u32>,
     retags: &mut Vec<Retag>,
     now: &Now,
-) -> bool {
+) {
     let closed = closed_to(port, sender);
     retags.clear();
     picks.retain(|&index| {
         let (frame, decision) = (&burst.frames()[index as usize], &mut decisions[index as usize]);
-        match way_out(port, closed, decision.tagged, frame.prefix()) {
+        let way = way_out(port, closed, decision.tagged, frame.prefix());
+        let way = way.map_err(Refusal::Drop).and_then(|egress| match port.firewall() {
+            None => Ok(egress),
+            Some(firewall) => firewall
+                .judge(Direction::In, burst, frame, sender.private, now, sender.worker)
+                .map(|()| egress),
+        });
+        match way {
+            Err(Refusal::Unstable) => {
+                port.unstable.push(index);
+                false
+            }
             // What is flooded goes where it may; that it does not go here is no loss.
-            Err(_) if decision.to == To::Flood => false,
-            Err(reason) => {
+            Err(Refusal::Drop(_)) if decision.to == To::Flood => false,
+            Err(Refusal::Drop(reason)) => {
                 port.drop_frame(reason, now, Offered::of(burst, frame));
                 false
             }
@@ -656,7 +681,30 @@ fn leave<P: Queues>(
             }
         }
     });
-    retags.iter().all(|retag| *retag == Retag::Keep)
+}
+
+/// Judges frames once more, in private copies, that the firewall of their receiver cannot judge where they lie, and delivers those that pass.
+#[cold]
+fn leave_in_copies<P: Queues>(
+    port: &mut Port<P>,
+    sender: Sender,
+    burst: &Burst<'_>,
+    decisions: &mut [Decision],
+    coalescer: &mut Coalescer,
+    tx: &mut TxContext<'_>,
+) {
+    let unstable = std::mem::take(&mut port.unstable);
+    let index = |at: &u32| *at as usize;
+    let copies: Vec<_> = unstable.iter().map(|at| copy(burst, &burst.frames()[index(at)])).collect();
+    let mut own: Vec<_> = unstable.iter().map(|at| decisions[index(at)]).collect();
+    let (mut picks, mut retags) = ((0..copies.len() as u32).collect(), Vec::new());
+    let burst = burst_of(&copies);
+    let sender = Sender { private: true, ..sender };
+    leave(port, sender, &burst, &mut own, &mut picks, &mut retags, tx.now);
+    port.deliver_picked(&burst, &picks, &retags, coalescer, tx);
+    for (at, decision) in unstable.iter().zip(own) {
+        decisions[index(at)].reached |= decision.reached;
+    }
 }
 
 /// Tells senders that their frames do not fit the receiver behind a port. It is that receiver's words that they get, so they must

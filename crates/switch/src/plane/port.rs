@@ -27,6 +27,7 @@ use crate::plane::now::Now;
 use crate::plane::offload::gro::{Coalescer, Terms, Unit};
 use crate::plane::offload::gso::Sitting;
 use crate::plane::offload::{gso, pmtu};
+use crate::plane::policy::firewall::PortFirewall;
 use crate::plane::policy::rate_limit::RateLimit;
 use crate::plane::policy::shaper::{Delayed, Shaper, Signals};
 use crate::plane::policy::token_bucket::TokenBucket;
@@ -139,6 +140,8 @@ pub(crate) struct Port<P> {
     starved: Option<(u64, u64)>,
     /// Its administrator has taken its link down: no frame passes.
     pub(crate) link_down: bool,
+    /// Frames of the burst, by index, that its firewall can judge in private copies only.
+    pub(crate) unstable: Vec<u32>,
     /// Cost of its buffers that it has not been charged with yet.
     pub(crate) dear: u64,
     /// It takes no frames, as its buffers have cost more than its share of the worker.
@@ -178,6 +181,7 @@ impl<P: Queues> Port<P> {
             news: TokenBucket::new(NEWS),
             starved: None,
             link_down: false,
+            unstable: Vec::new(),
             dear: 0,
             owes: false,
             capture: None,
@@ -196,6 +200,12 @@ impl<P: Queues> Port<P> {
     #[inline]
     pub(crate) fn membership(&self) -> &Membership {
         self.policy.as_deref().map_or(&EVERYWHERE, PortPolicy::membership)
+    }
+
+    /// Returns the firewall between the port and all others, if there is one.
+    #[inline]
+    pub(crate) fn firewall(&self) -> Option<&PortFirewall> {
+        self.policy.as_deref().and_then(PortPolicy::firewall)
     }
 
     /// Returns the VLAN of frames without a tag, if there is one.
@@ -403,6 +413,23 @@ impl<P: Queues> Port<P> {
             return;
         }
         self.deliver_in_runs(burst, picks, tx);
+    }
+
+    /// Sends these frames of a burst out of this port, each with its own change of its tag.
+    pub(crate) fn deliver_picked(
+        &mut self,
+        burst: &Burst<'_>,
+        picks: &[u32],
+        retags: &[Retag],
+        coalescer: &mut Coalescer,
+        tx: &mut TxContext<'_>,
+    ) {
+        if retags.iter().all(|retag| *retag == Retag::Keep) {
+            return self.deliver_all(burst, picks, coalescer, tx);
+        }
+        for (index, retag) in picks.iter().zip(retags) {
+            self.deliver(burst, &burst.frames()[*index as usize], *retag, tx);
+        }
     }
 
     /// Sends these frames of a burst one by one, as they are tagged: in runs as far as the receiver has a short way.

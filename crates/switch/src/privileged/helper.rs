@@ -9,6 +9,7 @@ use ringferry_sys::socket::{Listener, Stream, remove_if_stale};
 
 use super::wire::{Connection, MAX_REPLY, MAX_REQUEST, Reply, Request};
 use super::{Bytes, Charter, directory};
+use crate::config::policies::read_policy_file;
 use crate::config::{
     Config, Edit, KeepError, Kept, MAX_WORKERS, PortConfig, PortKind, TapConfig, TapSource, VhostUserConfig,
     VhostUserEndpoint, XenProvider, XenVifConfig, forget_port, keep, keep_port,
@@ -62,6 +63,7 @@ impl Charter {
             Request::KeepPort { port } => self.keep_port(&port).map(|()| (Reply::Done, Vec::new())),
             Request::ForgetPort { port } => self.forget_port(&port).map(|reply| (reply, Vec::new())),
             Request::Read => self.read().map(|reply| (reply, Vec::new())),
+            Request::PolicyFile { file } => self.policy_file(&file).map(|reply| (reply, Vec::new())),
             Request::Listen => self.listen().map(|fd| (Reply::Done, vec![fd])),
             Request::Tidy => {
                 self.tidy();
@@ -286,6 +288,12 @@ impl Charter {
     fn forget_port(&self, port: &str) -> Result<Reply, Reply> {
         let path = forget_port(self.file()?, port)?;
         Ok(Reply::Kept { file: path.to_string_lossy().into_owned(), same: true })
+    }
+
+    fn policy_file(&self, file: &str) -> Result<Reply, Reply> {
+        let directory = self.policies.as_ref().ok_or_else(|| failed("there is no directory of policies"))?;
+        // Nothing else is read for the switch, whatever it asks for.
+        Ok(Reply::Text { text: read_policy_file(directory.path(), file)? })
     }
 
     fn read(&mut self) -> Result<Reply, Reply> {

@@ -41,6 +41,7 @@ use ringferry_sys::socket::{Listener, Stream};
 pub use helper::serve;
 use wire::{Connection, MAX_REPLY, Reply, Request};
 
+use crate::config::policies::{self, read_policy_file};
 use crate::config::{
     Config, ConfigBuilder, ConfigFile, Edit, KeepError, Kept, MAX_WORKERS, PortConfig, PortKind,
     SwitchConfig, VhostUserEndpoint,
@@ -59,6 +60,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub struct Charter {
     /// The configuration file.
     file: Option<Bytes>,
+    /// The directory of the policies of firewalls.
+    #[serde(default)]
+    policies: Option<Bytes>,
     /// The control socket, which is removed at the end of the switch.
     control: Option<Bytes>,
     /// Sockets on which ports listen, by port; the switch makes them, and they are removed at its end.
@@ -117,6 +121,7 @@ impl Charter {
     pub fn of(config: &Config, control: &Path) -> Charter {
         let mut charter = Charter {
             file: config.file.as_ref().map(|file| Bytes::from(file.path.as_path())),
+            policies: config.policy_directory().as_deref().map(Bytes::from),
             control: Some(control.into()),
             connect_in: config.socket_directories.iter().map(|path| path.as_path().into()).collect(),
             ..Charter::default()
@@ -162,6 +167,7 @@ impl Charter {
             let target = std::fs::canonicalize(file.path()).unwrap_or_else(|_| file.path().to_owned());
             places.push((directory(&target), Access::all()));
         }
+        places.extend(self.policies.iter().map(|place| (place.path().to_owned(), Access::READ)));
         let sockets = self.listen_in.iter().chain(&self.connect_in);
         places.extend(sockets.map(|place| (place.path().to_owned(), Access::SOCKETS | Access::REMOVE)));
         places
@@ -402,6 +408,27 @@ impl Privileges {
         }
     }
 
+    /// Reads the policies that ports name, from the directory of policies `directory`.
+    ///
+    /// # Errors
+    /// All that is wrong with them, for people; the ports are as they were.
+    pub(crate) fn load_policies(
+        &self,
+        ports: &mut [PortConfig],
+        directory: &Path,
+        meanwhile: Meanwhile<'_>,
+    ) -> Result<(), String> {
+        let mut open = |file: &str| match &self.0 {
+            None => read_policy_file(directory, file),
+            Some(helper) => match ask(helper, &Request::PolicyFile { file: file.to_owned() }, meanwhile)? {
+                (Reply::Text { text }, _) => Ok(text),
+                (Reply::Failed { text, .. } | Reply::Refused { text }, _) => Err(io::Error::other(text)),
+                _ => Err(io::Error::other(MISUNDERSTOOD)),
+            },
+        };
+        policies::load(ports, &mut open).map_err(|error| error.in_directory(directory).to_string())
+    }
+
     /// Changes the settings of a port in the configuration file, as [`keep`](crate::config::keep) does.
     ///
     /// # Errors
@@ -559,8 +586,8 @@ fn gone() -> io::Error {
 fn written(port: &PortConfig) -> String {
     // As many workers as there may be, so that the port may name any.
     let switch = SwitchConfig { workers: Some(MAX_WORKERS), ..SwitchConfig::default() };
-    Config { control: None, socket_directories: Vec::new(), switch, ports: vec![port.clone()], file: None }
-        .dump()
+    let ports = vec![port.clone()];
+    Config { control: None, socket_directories: Vec::new(), policies: None, switch, ports, file: None }.dump()
 }
 
 /// What is said of an answer that belongs to another request.

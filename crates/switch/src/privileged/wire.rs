@@ -77,6 +77,11 @@ pub(super) enum Request {
     },
     /// Read the configuration file; the reply carries the configuration.
     Read,
+    /// Read a file of the directory of policies; the reply carries its text.
+    PolicyFile {
+        /// Its name there.
+        file: String,
+    },
     /// Make the control socket anew, whose file was removed; the reply carries it.
     Listen,
     /// Remove the files of the switch's sockets that nobody listens on.
@@ -94,6 +99,11 @@ pub(super) enum Reply {
         file: String,
         /// True if the file makes this very port now.
         same: bool,
+    },
+    /// The text of a file.
+    Text {
+        /// All of it.
+        text: String,
     },
     /// What was undone, for people.
     Astray {

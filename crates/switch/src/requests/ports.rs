@@ -58,8 +58,9 @@ const NO_FILE: &str = "the switch was started without a configuration file, so t
 impl Requests<'_> {
     /// Adds the port that `text` describes, and keeps it in the configuration file unless only the running switch is meant.
     pub(super) fn add(&mut self, text: &str, runtime: bool) -> Result<PortChange, String> {
-        let (port, is_new) = self.config.to_add(text, self.workers.count())?;
+        let (mut port, is_new) = self.config.to_add(text, self.workers.count())?;
         if is_new {
+            self.load_policies(std::slice::from_mut(&mut port))?;
             self.plug(&port)?;
         }
         let name = port.name.clone();
@@ -200,7 +201,7 @@ impl Requests<'_> {
     fn read_again(&mut self, dry_run: bool) -> Result<Reload, String> {
         let path = self.config.file.as_ref().map(|file| file.path.clone());
         let shown = path.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
-        let read = match &path {
+        let mut read = match &path {
             Some(path) => {
                 let privileges = self.privileges;
                 let read = privileges.read(path, &mut || self.serve_ports())?;
@@ -210,6 +211,7 @@ impl Requests<'_> {
             // What somebody has undone at the host is mended all the same.
             None => self.config.clone(),
         };
+        self.load_policies(&mut read.ports)?;
         let found = self.config.changes(&read)?;
         let odd_before = self.oddities();
         let mut reload = Reload { file: shown, dry_run, restart: found.restart, ..Reload::default() };
@@ -557,6 +559,11 @@ pub(super) fn describe(before: &PortConfig, now: &PortConfig) -> String {
     });
     if !differences.is_empty() {
         told.push(differences);
+    }
+    let policy =
+        |port: &PortConfig| port.rules.firewall.as_ref().and_then(|firewall| firewall.policy.clone());
+    if rules_before == rules && policy(before) != policy(now) {
+        told.push("the policy of its firewall has changed".to_owned());
     }
     if told.is_empty() { "none has another value".to_owned() } else { told.join(", ") }
 }

@@ -37,7 +37,12 @@ pub(super) struct Spec {
     pub(super) csum: bool,
     pub(super) v4: [Ipv4Addr; 2],
     pub(super) v6: [Ipv6Addr; 2],
+    /// Source and destination port in TCP or UDP.
+    pub(super) ports: [Option<u16>; 2],
 }
+
+/// Ports that nobody has, of a frame for which none is said.
+const PORTS: [u16; 2] = [49_152, 4242];
 
 impl Spec {
     fn is_v6(&self) -> bool {
@@ -186,8 +191,8 @@ impl Spec {
         if let Some((proto, header, checksum)) = self.transport() {
             let len = self.length(name, l4 + header, most)? - l4;
             let mut bytes = vec![0; len];
-            // Ports that nobody has: 49152 and 4242.
-            bytes[..4].copy_from_slice(&[0xc0, 0, 0x10, 0x92]);
+            let [from, to] = [0, 1].map(|end| self.ports[end].unwrap_or(PORTS[end]).to_be_bytes());
+            (bytes[0], bytes[1], bytes[2], bytes[3]) = (from[0], from[1], to[0], to[1]);
             if proto == PROTO_TCP {
                 // A header of five words, with ACK, and a window.
                 (bytes[12], bytes[13], bytes[14]) = (0x50, 0x10, 0x40);
@@ -265,6 +270,7 @@ mod tests {
             csum: false,
             v4: [Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2)],
             v6: [1, 2].map(|host| Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, host)),
+            ports: [None; 2],
         }
     }
 

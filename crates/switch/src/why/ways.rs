@@ -3,7 +3,7 @@
 use ringferry_control::DropReason;
 use ringferry_control::explain::{Cost, Way};
 use ringferry_control::snapshot::{FdbEntry, Negotiated, PortSnapshot};
-use ringferry_control::trace::{Trace, TraceRequest, TraceStep, TraceVerdict};
+use ringferry_control::trace::{Trace, TraceProtocol, TraceRequest, TraceStep, TraceVerdict};
 use ringferry_control::why::Effect;
 
 use super::{Findings, Known};
@@ -254,8 +254,13 @@ fn look_at_frames(
     let tags = tags.into_iter().filter(|vid| *vid != 0).map(Some);
     let (mut lost, mut any) = (Vec::<Lost>::new(), false);
     for vlan in std::iter::once(None).chain(tags) {
-        let request =
-            TraceRequest { from: from.to_owned(), to: to.to_owned(), vlan, ..TraceRequest::default() };
+        // What a firewall lets pass is its policy's business, and not a matter of what is plugged in: address resolution passes by each.
+        let protocol = match sends.firewall.is_some() || takes.firewall.is_some() {
+            true => TraceProtocol::Arp,
+            false => TraceProtocol::default(),
+        };
+        let (sender, receiver) = (from.to_owned(), to.to_owned());
+        let request = TraceRequest { from: sender, to: receiver, vlan, protocol, ..TraceRequest::default() };
         let Ok(trace) = (known.trace)(&request) else { return };
         any |= trace.delivered.iter().any(|delivery| delivery.port == to);
         let Some((reason, text)) = refusal(&trace, to) else { continue };

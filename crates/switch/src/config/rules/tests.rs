@@ -53,6 +53,7 @@ fn every_rule_is_read_the_same_from_a_file_and_a_flag() {
             macs: vec![mac(1)],
             ips: Some(["10.0.0.2", "10.1.0.0/16", "fd00::/64"].map(network_of).to_vec()),
         }),
+        firewall: Some(FirewallRule { name: "web".to_owned(), policy: None }),
         storm: rate(1000, 2000),
         rate_in: Limits { packets: rate(100_000, 500), bytes: rate(125_000_000, 1 << 20) },
         rate_out: Limits { packets: rate(2_500_000, 600), bytes: rate(312_500_000, 1_000_000) },
@@ -67,6 +68,7 @@ max_macs = 8
 static_macs = ["52:54:00:00:00:01", "52:54:00:00:00:02@10"]
 allowed_macs = ["52:54:00:00:00:01"]
 allowed_ips = ["10.0.0.2", "10.1.0.0/16", "fd00::/64"]
+firewall = "web"
 storm = "1kpps"
 storm_burst = 2000
 rate_in = "1gbit"
@@ -80,7 +82,7 @@ rate_out_packets_burst = 600
 weight = 4"#;
     assert_eq!(rules(file).unwrap(), wanted);
     let keys = "vlan=10,isolated=yes,quarantine=rf1,reserved=forward,max_macs=8,static_macs=52:54:00:00:00:01,52:54:00:00:00:02@10,\
-                allowed_macs=52:54:00:00:00:01,allowed_ips=10.0.0.2,10.1.0.0/16,fd00::/64,storm=1kpps,storm_burst=2000,\
+                allowed_macs=52:54:00:00:00:01,allowed_ips=10.0.0.2,10.1.0.0/16,fd00::/64,firewall=web,storm=1kpps,storm_burst=2000,\
                 rate_in=1gbit,rate_in_burst=1mib,rate_in_packets=100kpps,rate_in_packets_burst=500,rate_out=2.5gbit,\
                 rate_out_burst=1mb,rate_out_packets=2.5mpps,rate_out_packets_burst=600,weight=4";
     assert_eq!(flag(keys).unwrap(), wanted);
@@ -469,12 +471,15 @@ fn any_rules() -> impl Strategy<Value = Rules> {
     let guard = option::of((btree_set(a_mac(), 0..5), option::of(networks)));
     let guard =
         guard.prop_map(|guard| guard.map(|(macs, ips)| Guard { macs: macs.into_iter().collect(), ips }));
+    let firewall = option::of("[a-z0-9][a-z0-9_.-]{0,20}")
+        .prop_map(|name| name.map(|name| FirewallRule { name, policy: None }));
+    let guard = (guard, firewall);
     let apart = (any::<bool>(), option::of("[a-zA-Z0-9_.:@-]{1,20}"), any::<bool>());
     let plain = (vlans(), apart, option::of(0..=1u32 << 20), statics);
     (plain, guard, a_rate(Of::Flooded), limits(), limits(), 1..=MAX_WEIGHT).prop_map(
         |(
             (vlans, (isolated, quarantine, forward_reserved), max_macs, statics),
-            guard,
+            (guard, firewall),
             storm,
             rate_in,
             rate_out,
@@ -494,6 +499,7 @@ fn any_rules() -> impl Strategy<Value = Rules> {
                 max_macs,
                 static_macs,
                 guard,
+                firewall,
                 storm,
                 rate_in,
                 rate_out,

@@ -90,6 +90,7 @@ fn text(placeholder: &str) -> BoxedStrategy<String> {
             let host = any::<u128>().prop_map(|address| std::net::Ipv6Addr::from(address).to_string());
             prop_oneof![v4, host].boxed()
         }
+        "POLICY" => "[a-z0-9][a-z0-9_.-]{0,20}".boxed(),
         "CLASS" => "[a-zA-Z0-9_-]{1,32}".boxed(),
         "DOMAIN.DEVICE" => {
             (0u16..0x7ff0, any::<u32>()).prop_map(|(domain, device)| format!("{domain}.{device}")).boxed()

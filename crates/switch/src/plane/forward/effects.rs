@@ -25,6 +25,7 @@ pub(super) trait Effects<P: Queues> {
         frame: &Frame,
         private: bool,
         now: &Now,
+        worker: usize,
     ) -> Result<Tagged, Refusal>;
 
     /// Learns a frame's source, and announces it to other workers if it is news.
@@ -92,8 +93,9 @@ impl<P: Queues> Effects<P> for Acting {
         frame: &Frame,
         private: bool,
         now: &Now,
+        worker: usize,
     ) -> Result<Tagged, Refusal> {
-        policy.admit(burst, frame, private, now)
+        policy.admit(burst, frame, private, now, worker)
     }
 
     #[inline(always)]

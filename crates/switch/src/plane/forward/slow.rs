@@ -6,14 +6,13 @@
 
 use ringferry_packet::vnet::Header;
 
-use super::{Decision, Forwarder, Sender, Tables, To, answer, burst_of, leave};
+use super::{Decision, Forwarder, Tables, To, answer, burst_of, leave};
 use crate::counters::DropReason;
 use crate::fdb::PortId;
 use crate::plane::capture::{Event, Offered};
 use crate::plane::cost;
 use crate::plane::now::Now;
 use crate::plane::offload::gso::Sitting;
-use crate::plane::policy::PortPolicy;
 use crate::plane::policy::vlan::Retag;
 use crate::plane::port::TxContext;
 use crate::plane::queues::Queues;
@@ -60,7 +59,7 @@ impl Forwarder {
         };
         let Self { picks, retags, waiting, scratch, holes, dear, .. } = self;
         holes.touch(Touch::of(output));
-        let sender = Sender { port: from, isolated: tables.policy(from).is_some_and(PortPolicy::isolated) };
+        let sender = tables.sender(from, true);
         let burst = burst_of(&slow.frame);
         let frame = &burst.frames()[0];
         let Tables { ports, fdb, handoff } = tables;

@@ -12,6 +12,7 @@
 use std::sync::Arc;
 
 use ringferry_control::capture::Direction;
+use ringferry_firewall::Direction as Way;
 use ringferry_memory::ReadSlice;
 use ringferry_packet::ether::{self, Mac};
 use ringferry_packet::frame::{Burst, Frame};
@@ -20,7 +21,7 @@ use ringferry_packet::vnet::{Header, Offloads};
 use smallvec::SmallVec;
 
 use super::effects::Effects;
-use super::{Forwarder, Origin, Sender, Tables, To, burst_of, closed_to, way_back, way_out};
+use super::{Forwarder, Origin, Tables, To, burst_of, closed_to, way_back, way_out};
 use crate::counters::DropReason;
 use crate::fdb::{Fdb, Hashed, Learned, PortId};
 use crate::plane::capture::{CaptureId, Event, Offered};
@@ -71,6 +72,8 @@ pub(crate) struct Entry {
     pub(crate) tagged: Option<Tagged>,
     /// Its source addresses would be checked.
     pub(crate) is_guarded: bool,
+    /// The rule of the port's firewall by which it passes or not, if it was asked.
+    pub(crate) rule: Option<String>,
     /// The verdict of the forwarding database on its source, and the port that its source was known to be behind.
     pub(crate) learned: Option<Learned>,
     pub(crate) known_at: Option<PortId>,
@@ -100,6 +103,8 @@ pub(crate) struct Exit {
     pub(crate) port: PortId,
     /// The change to its tag, or the reason for which it would not leave there.
     pub(crate) way: Result<Retag, DropReason>,
+    /// The rule of the port's firewall by which it passes or not, if it was asked.
+    pub(crate) rule: Option<String>,
     /// Its wait for the port's `rate_out`, in microseconds.
     pub(crate) wait: Option<u64>,
     /// Offloads that the receiver takes.
@@ -209,10 +214,11 @@ impl<P: Queues> Effects<P> for Asking {
         burst: &Burst<'_>,
         frame: &Frame,
         private: bool,
-        _: &Now,
+        now: &Now,
+        _: usize,
     ) -> Result<Tagged, Refusal> {
         self.tagged = policy.membership().classify(frame.prefix(), &frame.header);
-        policy.check(burst, frame, private)
+        policy.check(burst, frame, private, now)
     }
 
     fn learn(
@@ -261,6 +267,7 @@ impl Forwarder {
             wait: None,
             tagged: None,
             is_guarded: false,
+            rule: None,
             learned: None,
             known_at: None,
             storm: false,
@@ -279,6 +286,7 @@ impl Forwarder {
         let policy = port.policy.as_deref();
         entry.wait = policy.and_then(PortPolicy::rate_in).map(|limit| limit.wait(now.micros()));
         entry.is_guarded = policy.is_some_and(PortPolicy::has_guard);
+        entry.rule = port.firewall().and_then(|firewall| firewall.would_pass(Way::Out, &burst, first, now).1);
         let arrives = Event { direction: Direction::In, dropped: None, queue: Some(frame.queue) };
         let capture = |port: &Port<P>, event| {
             port.capture.as_ref().map_or_else(Vec::new, |capture| capture.would_take(event, offered))
@@ -329,20 +337,21 @@ impl Forwarder {
     ) -> Option<Exit> {
         let Leaving { frame, to, tagged, wait, arrived } = leaving;
         let now = &now.after(*wait);
-        let sender = Sender {
-            port: frame.from,
-            isolated: tables.policy(frame.from).is_some_and(PortPolicy::isolated),
-        };
+        let sender = tables.sender(frame.from, true);
         let Tables { ports, fdb, handoff } = tables;
         let port = ports.get_mut(usize::from(to.0))?.as_mut()?;
         port.refresh(handoff);
         let copies = [(frame.header, frame.bytes.clone())];
         let burst = burst_of(&copies);
         let first = burst.frames().first()?;
+        let verdict = port.firewall().map(|firewall| firewall.would_pass(Way::In, &burst, first, now));
+        let is_allowed = verdict.as_ref().is_none_or(|(passes, _)| *passes);
         let mut exit = Exit {
             port: *to,
             way: way_out(port, closed_to(port, sender), *tagged, first.prefix())
+                .and_then(|egress| if is_allowed { Ok(egress) } else { Err(DropReason::Firewall) })
                 .map(|egress| tagged.retag(egress)),
+            rule: verdict.and_then(|(_, rule)| rule),
             wait: None,
             accepts: port.offloads(),
             software: None,

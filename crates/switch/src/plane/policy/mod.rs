@@ -10,21 +10,25 @@
 //! | `source_guard` | whether a frame's source addresses are the port's own (anti-spoofing) |
 //! | `token_bucket` | a token bucket that all workers share (GCRA) |
 //! | `rate_limit` | a rate that a port's frames are paced to: packets and bytes a second |
+//! | `firewall` | whether a frame's conversation is allowed, asked of the crate `firewall` |
 //! | `shaper` | where frames for a port wait that has received as much as its rate allows (CoDel) |
 
 use std::sync::Arc;
 
+use ringferry_firewall::Direction;
 use ringferry_packet::frame::{Burst, Frame};
 use ringferry_packet::vnet::{GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, Header};
 
 use crate::counters::DropReason;
 use crate::plane::now::Now;
+use crate::plane::policy::firewall::PortFirewall;
 use crate::plane::policy::rate_limit::RateLimit;
 use crate::plane::policy::source_guard::{Judgement, SourceGuard};
 use crate::plane::policy::token_bucket::TokenBucket;
 use crate::plane::policy::vlan::{Membership, Tagged};
 use crate::rules::{Limits, Rules, Vlans};
 
+pub(crate) mod firewall;
 pub(crate) mod rate_limit;
 pub(crate) mod shaper;
 pub(crate) mod source_guard;
@@ -45,6 +49,7 @@ pub(crate) struct PortPolicy {
     quarantine: Option<String>,
     forwards_reserved: bool,
     guard: Option<SourceGuard>,
+    firewall: Option<PortFirewall>,
     storm: Option<Arc<TokenBucket>>,
     rate_in: Option<RateLimit>,
     rate_out: Option<RateLimit>,
@@ -60,28 +65,48 @@ pub(crate) enum Refusal {
     Unstable,
 }
 
+/// Where a policy is in force, as far as it has to know.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Here {
+    /// Number of the switch's workers.
+    pub(crate) workers: usize,
+    /// The switch's clock in seconds.
+    pub(crate) now: u32,
+}
+
 impl PortPolicy {
     /// The policy of a port with these rules; `None` if it would let everything pass. `before` is the policy
     /// that this one replaces: limits that do not change keep their buckets, as a change of other rules is no
     /// reason to grant a burst.
-    pub(crate) fn new(rules: &Rules, before: Option<&PortPolicy>) -> Option<Self> {
-        Self::compile(rules, before, false)
+    pub(crate) fn new(rules: &Rules, before: Option<&PortPolicy>, here: Here) -> Option<Self> {
+        Self::compile(rules, before, here, false)
     }
 
     /// The policy of a port that is to be removed: no further frames leave by it. What it sends is admitted as before, and what waits for its rate
     /// goes out.
-    pub(crate) fn retired(rules: &Rules, before: Option<&PortPolicy>) -> Option<Self> {
-        Self::compile(rules, before, true)
+    pub(crate) fn retired(rules: &Rules, before: Option<&PortPolicy>, here: Here) -> Option<Self> {
+        Self::compile(rules, before, here, true)
     }
 
-    fn compile(rules: &Rules, before: Option<&PortPolicy>, retired: bool) -> Option<Self> {
-        let Rules { vlans, isolated, quarantine, forward_reserved, guard, storm, rate_in, rate_out, .. } =
-            rules;
+    fn compile(rules: &Rules, before: Option<&PortPolicy>, here: Here, retired: bool) -> Option<Self> {
+        let Rules {
+            vlans,
+            isolated,
+            quarantine,
+            forward_reserved,
+            guard,
+            firewall,
+            storm,
+            rate_in,
+            rate_out,
+            ..
+        } = rules;
         let open = *vlans == Vlans::default()
             && !isolated
             && quarantine.is_none()
             && !forward_reserved
             && guard.is_none()
+            && firewall.is_none()
             && storm.is_none()
             && *rate_in == Limits::default()
             && *rate_out == Limits::default();
@@ -92,6 +117,9 @@ impl PortPolicy {
             quarantine: quarantine.clone(),
             forwards_reserved: *forward_reserved,
             guard: guard.as_ref().map(SourceGuard::new),
+            firewall: firewall.as_ref().map(|rule| {
+                PortFirewall::new(rule, before.and_then(|before| before.firewall.as_ref()), here)
+            }),
             storm: rate_limit::bucket(*storm, before.and_then(|before| before.storm.as_ref())),
             rate_in: RateLimit::new(rate_in, before.and_then(PortPolicy::rate_in)),
             rate_out: RateLimit::new(rate_out, before.and_then(PortPolicy::rate_out)),
@@ -117,22 +145,42 @@ impl PortPolicy {
         frame: &Frame,
         private: bool,
         now: &Now,
+        worker: usize,
     ) -> Result<Tagged, Refusal> {
         // Tokens are spent only on frames that have passed all checks.
-        let tagged = self.check(burst, frame, private)?;
+        let tagged = self.check_source(burst, frame, private)?;
+        if let Some(firewall) = &self.firewall {
+            firewall.judge(Direction::Out, burst, frame, private, now, worker)?;
+        }
         if let Some(rate_in) = &self.rate_in {
             rate_in.charge(WireCost::of_frame(frame), now.micros());
         }
         Ok(tagged)
     }
 
-    /// Makes the checks of [`admit`](Self::admit), and charges nothing.
+    /// Makes the checks of [`admit`](Self::admit); nothing is charged or remembered.
     ///
     /// # Errors
     /// As for [`admit`](Self::admit).
+    pub(crate) fn check(
+        &self,
+        burst: &Burst<'_>,
+        frame: &Frame,
+        private: bool,
+        now: &Now,
+    ) -> Result<Tagged, Refusal> {
+        let tagged = self.check_source(burst, frame, private)?;
+        match &self.firewall {
+            Some(firewall) if !firewall.would_pass(Direction::Out, burst, frame, now).0 => {
+                Err(Refusal::Drop(DropReason::Firewall))
+            }
+            _ => Ok(tagged),
+        }
+    }
+
+    /// Checks VLAN and source addresses, in the order of their cost.
     #[inline]
-    pub(crate) fn check(&self, burst: &Burst<'_>, frame: &Frame, private: bool) -> Result<Tagged, Refusal> {
-        // In the order of their cost.
+    fn check_source(&self, burst: &Burst<'_>, frame: &Frame, private: bool) -> Result<Tagged, Refusal> {
         let tagged = self.membership.classify(frame.prefix(), &frame.header);
         let tagged = tagged.ok_or(Refusal::Drop(DropReason::Vlan))?;
         if let Some(guard) = &self.guard {
@@ -144,6 +192,12 @@ impl PortPolicy {
             }
         }
         Ok(tagged)
+    }
+
+    /// Returns the firewall between the port and all others, if there is one.
+    #[inline]
+    pub(crate) fn firewall(&self) -> Option<&PortFirewall> {
+        self.firewall.as_ref()
     }
 
     /// Storm control: returns whether the port may send this frame to everybody. The frame counts as the
@@ -296,13 +350,16 @@ mod tests {
     fn admit(policy: &PortPolicy, header: Header, frame: &[u8]) -> Result<Tagged, Refusal> {
         let mut burst = Burst::new();
         burst.push(header, ReadSlice::from(frame));
-        policy.admit(&burst, &burst.frames()[0], false, &now())
+        policy.admit(&burst, &burst.frames()[0], false, &now(), 0)
     }
 
     #[test]
     fn a_port_whose_rules_ask_for_nothing_has_no_gate() {
         let rules = Rules { max_macs: Some(1), static_macs: vec![(OWN, 0)], ..Rules::default() };
-        assert!(PortPolicy::new(&rules, None).is_none(), "those are the forwarding database's");
+        assert!(
+            PortPolicy::new(&rules, None, Here::default()).is_none(),
+            "those are the forwarding database's"
+        );
         let some = [
             Rules { vlans: Vlans::Access(0), ..Rules::default() },
             Rules { isolated: true, ..Rules::default() },
@@ -314,7 +371,7 @@ mod tests {
             Rules { rate_out: Limits { packets: None, bytes: once(1) }, ..Rules::default() },
         ];
         for rules in some {
-            let policy = PortPolicy::new(&rules, None).unwrap();
+            let policy = PortPolicy::new(&rules, None, Here::default()).unwrap();
             assert_eq!(policy.isolated(), rules.isolated);
             assert_eq!(policy.membership().leaves(5).is_some(), rules.vlans == Vlans::default());
         }
@@ -328,7 +385,7 @@ mod tests {
             rate_in: Limits { packets: once(2), bytes: None },
             ..Rules::default()
         };
-        let policy = PortPolicy::new(&rules, None).unwrap();
+        let policy = PortPolicy::new(&rules, None, Here::default()).unwrap();
         let left = || policy.rate_in().unwrap().frames(WireCost { packets: 1, bytes: 0 }, now().micros());
         let refused = |reason| Err(Refusal::Drop(reason));
         assert_eq!(admit(&policy, Header::NONE, &frame(OTHER, Some(6), 60)), refused(DropReason::Vlan));
@@ -346,7 +403,7 @@ mod tests {
     fn what_its_sender_could_still_change_is_asked_for_again() {
         let ips = Some(vec![rules::Network { address: "2001:db8::".parse().unwrap(), bits: 64 }]);
         let guard = Some(rules::Guard { macs: vec![OWN], ips });
-        let policy = PortPolicy::new(&Rules { guard, ..Rules::default() }, None).unwrap();
+        let policy = PortPolicy::new(&Rules { guard, ..Rules::default() }, None, Here::default()).unwrap();
         let mut advertisement = frame(OWN, None, 86);
         advertisement[12..15].copy_from_slice(&[0x86, 0xdd, 0x60]);
         advertisement[18..22].copy_from_slice(&[0, 32, 58, 255]);
@@ -357,7 +414,7 @@ mod tests {
         advertisement[80..86].copy_from_slice(&OWN.0);
         let mut burst = Burst::new();
         burst.push(Header::NONE, ReadSlice::from(&advertisement[..]));
-        let ask = |private| policy.admit(&burst, &burst.frames()[0], private, &now());
+        let ask = |private| policy.admit(&burst, &burst.frames()[0], private, &now(), 0);
         assert_eq!(ask(false), Err(Refusal::Unstable));
         assert_eq!(ask(true), Ok(Tagged { vid: 0, wire: None }));
     }
@@ -371,13 +428,16 @@ mod tests {
             burst.push(header, ReadSlice::from(&bytes[..]));
             policy.may_flood(&burst.frames()[0], &at)
         };
-        let policy = PortPolicy::new(&Rules { storm: once(3), ..Rules::default() }, None).unwrap();
+        let policy =
+            PortPolicy::new(&Rules { storm: once(3), ..Rules::default() }, None, Here::default()).unwrap();
         let plain = [(); 5].map(|()| may_flood(&policy, Header::NONE, 60));
         assert_eq!(plain, [true, true, true, false, false]);
-        let free = PortPolicy::new(&Rules { isolated: true, ..Rules::default() }, None).unwrap();
+        let free =
+            PortPolicy::new(&Rules { isolated: true, ..Rules::default() }, None, Here::default()).unwrap();
         assert!(may_flood(&free, Header::NONE, 60));
         // A frame that is to be segmented counts as its segments.
-        let storm = PortPolicy::new(&Rules { storm: once(10), ..Rules::default() }, None).unwrap();
+        let storm =
+            PortPolicy::new(&Rules { storm: once(10), ..Rules::default() }, None, Here::default()).unwrap();
         let large = gso(GSO_UDP_L4, 100, 34);
         assert!(!may_flood(&storm, large, 42 + 1001), "eleven datagrams");
         assert!(may_flood(&storm, large, 42 + 900) && !may_flood(&storm, large, 42 + 101), "nine, and two");
@@ -389,7 +449,7 @@ mod tests {
         let at = now();
         let limits = Limits { packets: once(1), bytes: None };
         let before = Rules { storm: once(1), rate_in: limits, rate_out: limits, ..Rules::default() };
-        let policy = PortPolicy::new(&before, None).unwrap();
+        let policy = PortPolicy::new(&before, None, Here::default()).unwrap();
         let cost = WireCost { packets: 5, bytes: 0 };
         let bytes = frame(OWN, None, 60);
         let mut burst = Burst::new();
@@ -399,7 +459,7 @@ mod tests {
         policy.rate_in().unwrap().charge(cost, at.micros());
         policy.rate_out().unwrap().charge(cost, at.micros());
         let after = Rules { isolated: true, rate_out: Limits { packets: once(2), bytes: None }, ..before };
-        let after = PortPolicy::new(&after, Some(&policy)).unwrap();
+        let after = PortPolicy::new(&after, Some(&policy), Here::default()).unwrap();
         assert!(!after.may_flood(broadcast, &at));
         assert!(after.rate_in().unwrap().wait(at.micros()) > 0);
         assert_eq!(after.rate_out().unwrap().wait(at.micros()), 0, "that one is new");

@@ -193,7 +193,8 @@ impl Bed {
 
     /// Changes the rules of a port.
     pub fn set_rules(&mut self, id: PortId, rules: &Rules) {
-        let compiled = self.policies.set(id, rules);
+        let here = crate::plane::policy::Here { workers: self.workers.len(), now: 0 };
+        let compiled = self.policies.set(id, rules, here);
         for worker in 0..self.workers.len() {
             self.execute(worker, compiled.command());
         }

@@ -2,6 +2,7 @@
 
 mod capture;
 mod fairness;
+mod firewall;
 mod forwarder;
 mod holes;
 mod mirror;

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use ringferry_firewall::Firewall;
 use ringferry_sys::epoll::{Epoll, Interest, set_timer_slack};
 use ringferry_sys::eventfd::EventFd;
 use ringferry_sys::interrupt::Target;
@@ -30,7 +31,7 @@ use crate::plane::forward::walk::{Entry, Exit, Guide, Imaginary, Leaving, Walk, 
 use crate::plane::handoff::migration::QueueOwners;
 use crate::plane::handoff::ring::{Doorbell, Handoff};
 use crate::plane::now::Clock;
-use crate::plane::policy::PortPolicy;
+use crate::plane::policy::{Here, PortPolicy};
 use crate::plane::port::Steering;
 use crate::plane::queues::{PortHandle, Queues};
 use crate::plane::worker::command::{Command, Full, Inbox, NewPort, PortQueue, Posted};
@@ -108,9 +109,9 @@ pub(crate) struct Policies(BTreeMap<PortId, Arc<PortPolicy>>);
 
 impl Policies {
     /// Compiles new rules of a port. Token buckets of limits that do not change go on.
-    pub(crate) fn set(&mut self, port: PortId, rules: &Rules) -> CompiledRules {
+    pub(crate) fn set(&mut self, port: PortId, rules: &Rules, here: Here) -> CompiledRules {
         let before = self.0.remove(&port);
-        let policy = PortPolicy::new(rules, before.as_deref()).map(Arc::new);
+        let policy = PortPolicy::new(rules, before.as_deref(), here).map(Arc::new);
         self.0.extend(policy.clone().map(|policy| (port, policy)));
         CompiledRules { port, rules: Arc::new(rules.clone()), policy }
     }
@@ -121,9 +122,9 @@ impl Policies {
     }
 
     /// Compiles rules of a port that no further frames are to leave by.
-    pub(crate) fn retire(&mut self, port: PortId, rules: &Rules) -> CompiledRules {
+    pub(crate) fn retire(&mut self, port: PortId, rules: &Rules, here: Here) -> CompiledRules {
         let before = self.0.remove(&port);
-        let policy = PortPolicy::retired(rules, before.as_deref()).map(Arc::new);
+        let policy = PortPolicy::retired(rules, before.as_deref(), here).map(Arc::new);
         self.0.extend(policy.clone().map(|policy| (port, policy)));
         CompiledRules { port, rules: Arc::new(rules.clone()), policy }
     }
@@ -278,18 +279,28 @@ impl<P: Queues> Workers<P> {
         }
     }
 
+    fn here(&self) -> Here {
+        Here { workers: self.workers.len(), now: self.seconds() }
+    }
+
+    /// Returns the firewall of a port, if it has one whose policy was read.
+    pub(crate) fn firewall(&self, port: PortId) -> Option<Arc<Firewall>> {
+        let policies = self.policies.lock().unwrap_or_else(PoisonError::into_inner);
+        policies.of(port)?.firewall()?.inner().cloned()
+    }
+
     /// Sets the rules that a port's frames must obey from now on. Called before the port is added, so that no frame comes first, again when
     /// rules change, and for a number that had been another port's. Limits that do not change go on as they are.
     pub fn set_rules(&self, port: PortId, rules: &Rules) {
         let mut policies = self.policies.lock().unwrap_or_else(PoisonError::into_inner);
-        let compiled = policies.set(port, rules);
+        let compiled = policies.set(port, rules, self.here());
         self.workers.iter().for_each(|worker| worker.send(compiled.command()));
     }
 
     /// Sends no further frames to a port, which is to be removed; what it sends is forwarded as before, and what is queued for it goes out.
     pub fn retire(&self, port: PortId, rules: &Rules) {
         let mut policies = self.policies.lock().unwrap_or_else(PoisonError::into_inner);
-        let compiled = policies.retire(port, rules);
+        let compiled = policies.retire(port, rules, self.here());
         self.workers.iter().for_each(|worker| worker.send(compiled.command()));
     }
 

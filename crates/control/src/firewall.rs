@@ -1,0 +1,249 @@
+//! The firewall of a port as it is shown: the answer to `ringferry ctl firewall`.
+
+use std::fmt::Write as _;
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::capture::Direction;
+use crate::text::{Table, short_count};
+
+/// The firewall of a port: its policy, what each rule has counted, and what was denied of late.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct FirewallReport {
+    /// The port.
+    pub port: String,
+    /// The policy. Nothing passes while there is none of that name.
+    pub policy: String,
+    /// Whether what would be denied passes, as the policy is tried out.
+    pub dry_run: bool,
+    /// The rules, in order: the first that matches decides.
+    pub rules: Vec<RuleCounts>,
+    /// What no rule is about, and the guest opens.
+    pub egress: RuleCounts,
+    /// What no rule is about, and others open.
+    pub ingress: RuleCounts,
+    /// Frames that pass whatever the rules are: address resolution, neighbour discovery, requests for an address and their answers.
+    pub always: RuleCounts,
+    /// Frames that never pass: neither IP nor ARP, malformed, led elsewhere by their headers, fragments of what did not pass.
+    pub odd: RuleCounts,
+    /// Conversations that are known.
+    pub flows: u64,
+    /// Conversations that there is room for.
+    pub flows_max: u64,
+    /// What was denied of late, the newest first.
+    pub denials: Vec<DenialReport>,
+    /// Denials since the switch was started that are in no such list, as there were too many.
+    pub denials_missed: u64,
+    /// The conversations, if they were asked for: those with the most bytes first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conversations: Vec<FlowReport>,
+}
+
+/// What a rule has counted since the policy was last changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct RuleCounts {
+    /// Its line in the policy; 0 for what is no rule.
+    pub line: u64,
+    /// What is written there.
+    pub text: String,
+    /// Conversations that were opened by it or, if it denies, packets that would have opened one.
+    pub flows: u64,
+    /// Frames of these.
+    pub packets: u64,
+    /// Bytes of these frames.
+    pub bytes: u64,
+}
+
+/// A packet that was denied.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct DenialReport {
+    /// Seconds since then.
+    pub seconds_ago: u64,
+    /// Whether the switch took it from the port (in) or was to deliver it there (out), as in captures.
+    pub direction: Direction,
+    /// IP protocol number.
+    pub protocol: u8,
+    /// The guest's address.
+    pub local: IpAddr,
+    /// The guest's port, or the identifier of an echo; 0 where there is none.
+    pub local_port: u16,
+    /// The other end's address.
+    pub remote: IpAddr,
+    /// The other end's port.
+    pub remote_port: u16,
+    /// The VLAN of its tag, 0 without one.
+    pub vlan: u16,
+    /// The rule that denied it.
+    pub rule: String,
+    /// Whether it has passed all the same, as the policy is tried out.
+    pub passed: bool,
+}
+
+/// A conversation that is known.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct FlowReport {
+    /// IP protocol number.
+    pub protocol: u8,
+    /// The guest's address.
+    pub local: IpAddr,
+    /// The guest's port, or the identifier of an echo; 0 where there is none.
+    pub local_port: u16,
+    /// The other end's address.
+    pub remote: IpAddr,
+    /// The other end's port.
+    pub remote_port: u16,
+    /// The VLAN of its tag, 0 without one.
+    pub vlan: u16,
+    /// Whether the guest has opened it.
+    pub opened_by_guest: bool,
+    /// Whether both ends have sent.
+    pub answered: bool,
+    /// Seconds since its last packet.
+    pub silent_seconds: u64,
+    /// Seconds after which it is forgotten if there are no further packets.
+    pub left_seconds: u64,
+    /// Bytes of its frames, about.
+    pub bytes: u64,
+    /// The rule that allowed it.
+    pub rule: String,
+}
+
+/// Denials that are shown to people, at most.
+const SHOWN: usize = 20;
+
+impl FirewallReport {
+    /// The rules with their counts, then what was denied, then conversations.
+    pub fn to_text(&self) -> String {
+        let mut text = format!("firewall of {}: policy {}", self.port, self.policy);
+        if self.dry_run {
+            text += ", tried out only: what it would deny passes";
+        }
+        let _ = writeln!(text, "\n{} of {} conversations known", self.flows, self.flows_max);
+        let mut table = Table::new(&[">LINE", "<RULE", ">OPENED", ">PACKETS", ">BYTES"]);
+        let rest = [&self.egress, &self.ingress, &self.always, &self.odd];
+        for rule in self.rules.iter().chain(rest) {
+            let line = if rule.line == 0 { "-".to_owned() } else { rule.line.to_string() };
+            let counts = [rule.flows, rule.packets, rule.bytes].map(short_count);
+            let [flows, packets, bytes] = counts;
+            table.row([line, rule.text.clone(), flows, packets, bytes]);
+        }
+        let _ = write!(text, "{table}");
+        if !self.denials.is_empty() {
+            text += "\ndenied of late:\n";
+            let mut table = Table::new(&[">AGO", "<", "<PROTOCOL", "<GUEST", "<OTHER END", "<BY"]);
+            for denial in self.denials.iter().take(SHOWN) {
+                table.row([
+                    format!("{} s", denial.seconds_ago),
+                    // As policies have it: seen from the guest.
+                    if denial.direction == Direction::In { "out" } else { "in" }.to_owned(),
+                    protocol(denial.protocol),
+                    end(denial.local, denial.local_port),
+                    end(denial.remote, denial.remote_port),
+                    denial.rule.clone(),
+                ]);
+            }
+            let _ = write!(text, "{table}");
+        }
+        if self.denials_missed > 0 {
+            let _ = writeln!(text, "{} more were too many to be listed", self.denials_missed);
+        }
+        if !self.conversations.is_empty() {
+            text += "\nconversations:\n";
+            let headings = ["<PROTOCOL", "<GUEST", "<", "<OTHER END", ">BYTES", ">SILENT", ">LEFT", "<BY"];
+            let mut table = Table::new(&headings);
+            for flow in &self.conversations {
+                table.row([
+                    protocol(flow.protocol),
+                    end(flow.local, flow.local_port),
+                    match (flow.opened_by_guest, flow.answered) {
+                        (true, true) => "=>",
+                        (true, false) => "->",
+                        (false, true) => "<=",
+                        (false, false) => "<-",
+                    }
+                    .to_owned(),
+                    end(flow.remote, flow.remote_port),
+                    short_count(flow.bytes),
+                    format!("{} s", flow.silent_seconds),
+                    format!("{} s", flow.left_seconds),
+                    flow.rule.clone(),
+                ]);
+            }
+            let _ = write!(text, "{table}");
+        }
+        text
+    }
+}
+
+/// The name of a protocol, or its number.
+fn protocol(number: u8) -> String {
+    match number {
+        1 => "icmp".to_owned(),
+        6 => "tcp".to_owned(),
+        17 => "udp".to_owned(),
+        58 => "icmpv6".to_owned(),
+        132 => "sctp".to_owned(),
+        other => format!("proto {other}"),
+    }
+}
+
+fn end(address: IpAddr, port: u16) -> String {
+    match (address, port) {
+        (address, 0) => address.to_string(),
+        (IpAddr::V4(address), port) => format!("{address}:{port}"),
+        (IpAddr::V6(address), port) => format!("[{address}]:{port}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_a_table_of_rules_and_of_what_was_denied() {
+        let rule = |line, text: &str, flows| RuleCounts {
+            line,
+            text: text.to_owned(),
+            flows,
+            packets: 7,
+            bytes: 2500,
+        };
+        let report = FirewallReport {
+            port: "vm0".to_owned(),
+            policy: "web".to_owned(),
+            rules: vec![rule(3, "allow in tcp port 80", 2)],
+            egress: rule(0, "egress deny", 1),
+            ingress: rule(0, "ingress deny", 0),
+            always: rule(0, "always", 0),
+            odd: rule(0, "odd", 0),
+            flows: 2,
+            flows_max: 32768,
+            denials: vec![DenialReport {
+                seconds_ago: 4,
+                direction: Direction::In,
+                protocol: 17,
+                local: "fd00::1".parse().unwrap(),
+                local_port: 5000,
+                remote: "2001:db8::1".parse().unwrap(),
+                remote_port: 53,
+                vlan: 0,
+                rule: "by default: egress deny".to_owned(),
+                passed: false,
+            }],
+            ..FirewallReport::default()
+        };
+        let text = report.to_text();
+        assert!(text.starts_with("firewall of vm0: policy web\n2 of 32768 conversations known\n"), "{text}");
+        assert!(text.contains("allow in tcp port 80"), "{text}");
+        let denied = text.lines().find(|line| line.contains("5000")).unwrap();
+        let words: Vec<_> = denied.split_whitespace().collect();
+        assert_eq!(words[..6], ["4", "s", "out", "udp", "[fd00::1]:5000", "[2001:db8::1]:53"]);
+        let tried = FirewallReport { dry_run: true, ..report };
+        assert!(tried.to_text().contains("tried out only"));
+    }
+}

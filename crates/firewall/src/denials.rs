@@ -1,0 +1,135 @@
+//! What was denied of late, for the audit log: a ring for each worker, which overwrites its oldest entry.
+//!
+//! The worker raises `begun`, writes the entry, and raises `written`, with release; a reader copies entries up to `written` and then looks at `begun`, which
+//! tells the ones that may have been overwritten meanwhile. Neither waits. A worker notes a bounded number in a second, and counts the rest.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use crate::flows::Key;
+use crate::headers::Ends;
+use crate::policy::Direction;
+
+/// Entries of a ring.
+const ENTRIES: usize = 256;
+
+/// Entries that a worker adds in a second: more is read by nobody, and each costs a cache line.
+const PER_SECOND: u64 = 100;
+
+const WORDS: usize = 7;
+
+/// A packet that was denied, or would have been.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Denial {
+    /// Second of the switch's clock.
+    pub at: u32,
+    /// Whether the guest had sent it.
+    pub direction: Direction,
+    /// Its ends, as the guest sees them.
+    pub ends: Ends,
+    /// Its VLAN, 0 without a tag.
+    pub vlan: u16,
+    /// The rule that denied it.
+    pub rule: u16,
+    /// It has passed all the same, as the policy is tried out.
+    pub passed: bool,
+}
+
+/// The ring of one worker.
+#[derive(Debug)]
+struct Ring {
+    entries: Box<[[AtomicU64; WORDS]]>,
+    /// Entries ever begun, and ever written.
+    begun: AtomicU64,
+    written: AtomicU64,
+    /// The second of the last entry, and the entries in it.
+    second: AtomicU64,
+    in_second: AtomicU64,
+    /// Denials that were not noted.
+    missed: AtomicU64,
+}
+
+/// The rings of all workers.
+#[derive(Debug)]
+pub(crate) struct Denials(Box<[Ring]>);
+
+/// Where a reader is: the entries of each worker that it has seen.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cursor(Vec<u64>);
+
+impl Denials {
+    pub(crate) fn new(workers: usize) -> Denials {
+        let ring = || Ring {
+            entries: (0..ENTRIES).map(|_| Default::default()).collect(),
+            begun: AtomicU64::new(0),
+            written: AtomicU64::new(0),
+            second: AtomicU64::new(0),
+            in_second: AtomicU64::new(0),
+            missed: AtomicU64::new(0),
+        };
+        Denials((0..workers.max(1)).map(|_| ring()).collect())
+    }
+
+    /// Notes a denial. Only the thread of `worker` calls it.
+    pub(crate) fn note(&self, worker: usize, denial: &Denial) {
+        let Some(ring) = self.0.get(worker) else { return };
+        let add = |counter: &AtomicU64| {
+            let before = counter.load(Ordering::Relaxed);
+            counter.store(before + 1, Ordering::Relaxed);
+            before
+        };
+        if ring.second.load(Ordering::Relaxed) != u64::from(denial.at) {
+            ring.second.store(denial.at.into(), Ordering::Relaxed);
+            ring.in_second.store(0, Ordering::Relaxed);
+        }
+        if add(&ring.in_second) >= PER_SECOND {
+            add(&ring.missed);
+            return;
+        }
+        let written = ring.written.load(Ordering::Relaxed);
+        let entry = &ring.entries[written as usize % ENTRIES];
+        let is_in = u64::from(denial.direction == Direction::In);
+        let rest = u64::from(denial.rule) | is_in << 16 | u64::from(denial.passed) << 17;
+        let key = Key::flow(&denial.ends, denial.vlan).words();
+        // Whoever reads one of these words sees, behind its fence, that this entry was begun.
+        ring.begun.store(written + 1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        for (word, value) in entry.iter().zip(key.into_iter().chain([denial.at.into(), rest])) {
+            word.store(value, Ordering::Relaxed);
+        }
+        ring.written.store(written + 1, Ordering::Release);
+    }
+
+    /// Returns what was denied since `cursor`, by worker and in order, and moves it on; also the denials since the start that are in no ring.
+    pub(crate) fn since(&self, cursor: &mut Cursor) -> (Vec<Denial>, u64) {
+        cursor.0.resize(self.0.len(), 0);
+        let (mut denials, mut missed) = (Vec::new(), 0);
+        for (ring, seen) in self.0.iter().zip(&mut cursor.0) {
+            let written = ring.written.load(Ordering::Acquire);
+            let oldest = written.saturating_sub(ENTRIES as u64);
+            let from = (*seen).max(oldest);
+            let entry = |at: u64| {
+                let entry = &ring.entries[at as usize % ENTRIES];
+                (at, entry.each_ref().map(|word| word.load(Ordering::Relaxed)))
+            };
+            let copies: Vec<_> = (from..written).map(entry).collect();
+            fence(Ordering::Acquire);
+            let whole = ring.begun.load(Ordering::Relaxed).saturating_sub(ENTRIES as u64);
+            missed += ring.missed.load(Ordering::Relaxed);
+            *seen = written;
+            let read = copies.into_iter().filter(|(at, _)| *at >= whole);
+            denials.extend(read.filter_map(|(_, [a, b, c, d, e, at, rest])| {
+                let (ends, vlan) = Key::from_words([a, b, c, d, e]).ends()?;
+                let direction = if rest >> 16 & 1 == 1 { Direction::In } else { Direction::Out };
+                Some(Denial {
+                    at: at as u32,
+                    direction,
+                    ends,
+                    vlan,
+                    rule: rest as u16,
+                    passed: rest >> 17 & 1 == 1,
+                })
+            }));
+        }
+        (denials, missed)
+    }
+}

@@ -1,0 +1,381 @@
+//! The verdict on a frame: a packet passes if it belongs to a flow that was allowed, or may open one.
+//!
+//! ```text
+//!   frame ─► headers ─┬─ odd ─────────────────────────────────────────────► denied
+//!                     ├─ neighbours, lease ───────────────────────────────► passes
+//!                     ├─ later fragment ─► was the first one allowed? ────► passes | denied
+//!                     ├─ error ─► is the flow known that it is about? ────► passes | as a packet
+//!                     └─ packet ─► is its flow known? ─┬─ yes, under this policy ─► passes
+//!                                                      ├─ yes, under an older one ─► rules, as of its opener ─► passes | denied, and ended
+//!                                                      └─ no ─► rules ─► passes, and is known from now on | denied
+//! ```
+//!
+//! A packet of TCP may open a flow whatever its flags are: a switch that has lost its memory, or to which a guest has moved, would else cut every
+//! connection. It does so in a direction that the rules allow, or not at all.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use ringferry_packet::parse::PROTO_UDP;
+
+use crate::counters::{ALWAYS, Counters, Counts, ODD};
+use crate::denials::{Cursor, Denial, Denials};
+use crate::flows::{Flags, Flow, FlowTable, Found, Key, Record, State};
+use crate::headers::{Doubt, Ends, Odd, Part, RST, Subject, View};
+use crate::policy::{Action, BY_DEFAULT, Direction, Policy};
+
+/// The verdict on a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It passes.
+    Pass,
+    /// It is to be dropped.
+    Deny(Denied),
+    /// The bytes that decide are behind those of the view: ask again about more of it, of which nobody can change anything.
+    Beyond,
+}
+
+/// Why a frame is to be dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Denied {
+    /// A rule, or a default, denies it.
+    Rule(u16),
+    /// It is a fragment of a datagram whose first one did not pass.
+    Fragment,
+    /// No conversation can be told of it.
+    Odd(Odd),
+}
+
+/// The rules and the flows of one port. See the head of this file.
+#[derive(Debug)]
+pub struct Firewall {
+    policy: Arc<Policy>,
+    /// The number of the policy, by its low bits: flows that were allowed under another one are judged anew.
+    generation: u8,
+    flows: Arc<FlowTable>,
+    counters: Counters,
+    denials: Arc<Denials>,
+}
+
+/// What becomes of a packet, before anything is done about it.
+struct Judged<'t> {
+    verdict: Verdict,
+    /// Who decided: a rule, or what is counted without one.
+    by: u16,
+    act: Act<'t>,
+    /// The datagram of which this is the first fragment.
+    datagram: Option<Key>,
+}
+
+/// What follows from a verdict.
+enum Act<'t> {
+    Nothing,
+    /// A packet of a flow that is known, and what is known of it now.
+    Known(Found<'t>, State),
+    /// A flow that is known, and is allowed no more.
+    End(Found<'t>, Denial, State),
+    /// A packet that opens a flow.
+    Open(Key, State),
+    /// A packet that would have opened one.
+    Refuse(Denial, Option<(Key, State)>),
+}
+
+/// A packet of a conversation, as it is judged.
+#[derive(Clone, Copy)]
+struct Packet {
+    direction: Direction,
+    /// Its ends, as the guest sees them.
+    ends: Ends,
+    vlan: u16,
+    /// Flags of TCP.
+    tcp: Option<u8>,
+    now: u32,
+}
+
+impl Packet {
+    fn is_out(&self) -> bool {
+        self.direction == Direction::Out
+    }
+}
+
+impl Firewall {
+    /// Makes a firewall without flows, for so many workers. `seed` is random.
+    #[must_use]
+    pub fn new(policy: Arc<Policy>, workers: usize, seed: [u64; 4]) -> Firewall {
+        let flows = Arc::new(FlowTable::new(policy.draft().flows, seed));
+        let counters = Counters::new(workers, policy.draft().rules.len());
+        Firewall { policy, generation: 0, flows, counters, denials: Arc::new(Denials::new(workers)) }
+    }
+
+    /// Makes the firewall that is in force after this one: it has another policy, or the same one anew, and all flows.
+    #[must_use]
+    pub fn following(&self, policy: Arc<Policy>, workers: usize, now: u32, seed: [u64; 4]) -> Firewall {
+        let counters = Counters::new(workers, policy.draft().rules.len());
+        let generation = self.generation.wrapping_add(1);
+        let mut flows = Arc::clone(&self.flows);
+        if self.policy.draft().flows != policy.draft().flows {
+            flows = Arc::new(FlowTable::new(policy.draft().flows, seed));
+            self.flows.records(now).for_each(|record| flows.restore(record, now));
+        }
+        Firewall { policy, generation, flows, counters, denials: Arc::clone(&self.denials) }
+    }
+
+    /// Returns its policy.
+    #[must_use]
+    pub fn policy(&self) -> &Arc<Policy> {
+        &self.policy
+    }
+
+    /// Judges a frame, which the guest has sent ([`Direction::Out`]) or which is for it, and does what follows from it: flows are remembered, and all is
+    /// counted. Only the thread of `worker` calls it. `now` is the switch's clock in seconds.
+    #[inline]
+    pub fn judge(&self, direction: Direction, view: View<'_>, now: u32, worker: usize) -> Verdict {
+        let Judged { verdict, by, act, datagram } = self.look(direction, view, now);
+        if verdict == Verdict::Beyond {
+            return verdict;
+        }
+        let bytes = view.len as u64;
+        let tries = self.policy.draft().dry_run;
+        let opens = matches!(act, Act::Open(..) | Act::Refuse(..));
+        match act {
+            Act::Nothing => {}
+            Act::Known(found, state) => found.update(state, bytes),
+            Act::Open(key, state) => self.flows.insert(&key, state, now, bytes),
+            Act::End(found, denial, state) => {
+                self.denials.note(worker, &denial);
+                if tries { found.update(state, bytes) } else { found.end() }
+            }
+            Act::Refuse(denial, flow) => {
+                self.denials.note(worker, &denial);
+                // A policy that is tried out tells of each flow once, and not of its answers.
+                if let Some((key, state)) = flow.filter(|_| tries) {
+                    self.flows.insert(&key, state, now, bytes);
+                }
+            }
+        }
+        if let Some(key) = datagram.filter(|_| verdict == Verdict::Pass || tries) {
+            self.flows.insert(&key, self.opened(direction, by, now), now, 0);
+        }
+        self.counters.count(worker, by, opens, bytes);
+        if tries { Verdict::Pass } else { verdict }
+    }
+
+    /// Says what [`judge`](Self::judge) would, and by which rule; nothing of it remains.
+    #[must_use]
+    pub fn would_judge(&self, direction: Direction, view: View<'_>, now: u32) -> (Verdict, Option<String>) {
+        let Judged { verdict, by, act, .. } = self.look(direction, view, now);
+        let told = (by != ODD && by != ALWAYS).then(|| match act {
+            Act::Known(..) => format!("of a flow that is known, {}", self.policy.describe(by)),
+            _ => self.policy.describe(by),
+        });
+        match (verdict, self.policy.draft().dry_run) {
+            (Verdict::Deny(_), true) => {
+                (Verdict::Pass, told.map(|told| format!("{told}, which is tried out only")))
+            }
+            _ => (verdict, told),
+        }
+    }
+
+    #[inline]
+    fn look(&self, direction: Direction, view: View<'_>, now: u32) -> Judged<'_> {
+        let (subject, vlan) = match view.subject() {
+            Ok(found) => found,
+            Err(Doubt::Beyond) => return Judged::of(Verdict::Beyond, ODD, Act::Nothing),
+            Err(Doubt::Odd(Odd::NotIp(kind))) if self.policy.draft().ether_types.contains(&kind) => {
+                return Judged::passes();
+            }
+            Err(Doubt::Odd(odd)) => return Judged::denied(Denied::Odd(odd)),
+        };
+        let packet = |ends: Ends, tcp: Option<u8>| {
+            let ends = if direction == Direction::Out { ends } else { ends.reversed() };
+            Packet { direction, ends, vlan, tcp, now }
+        };
+        match subject {
+            Subject::Packet { ends, part: Part::Whole, flags_at } => {
+                self.whole(packet(ends, flags_at.and_then(|at| view.byte(at))))
+            }
+            Subject::Packet { ends, part: Part::First(identification), .. } => {
+                let packet = packet(ends, None);
+                let datagram = Some(Key::fragments(&packet.ends, vlan, identification));
+                Judged { datagram, ..self.whole(packet) }
+            }
+            Subject::Packet { ends, part: Part::Later(identification), .. } => {
+                let key = Key::fragments(&packet(ends, None).ends, vlan, identification);
+                match self.flows.find(&key, now) {
+                    Some(first) => Judged::of(Verdict::Pass, first.state.rule, Act::Nothing),
+                    None => Judged::denied(Denied::Fragment),
+                }
+            }
+            Subject::Error { ends, about } => {
+                // Whoever reports the error has got the packet that it is about, so that one went the other way.
+                let about = if direction == Direction::Out { about.reversed() } else { about };
+                match self.flows.find(&Key::flow(&about, vlan), now) {
+                    Some(known) => Judged::of(Verdict::Pass, known.state.rule, Act::Nothing),
+                    None => self.asks(packet(ends, None), None),
+                }
+            }
+            Subject::Neighbours => Judged::passes(),
+            Subject::Router(_) if direction == Direction::In => Judged::passes(),
+            Subject::Router(ends) => self.asks(packet(ends, None), None),
+        }
+    }
+
+    /// Judges a packet that has the ends of its flow.
+    #[inline]
+    fn whole(&self, packet: Packet) -> Judged<'_> {
+        let key = Key::flow(&packet.ends, packet.vlan);
+        let Some(found) = self.flows.find(&key, packet.now) else { return self.unknown(packet, key) };
+        let mut state = found.state.after(packet.is_out(), packet.tcp, packet.now);
+        if state.generation != self.generation {
+            let opener = if state.flags.has(Flags::OUT) { Direction::Out } else { Direction::In };
+            let decision = self.policy.decide(opener, &as_opened(opener, packet.ends));
+            let by = decision.rule;
+            state = State { generation: self.generation, rule: by, ..state };
+            if decision.action == Action::Deny {
+                let act = Act::End(found, self.denial(packet, by), state);
+                return Judged::of(Verdict::Deny(Denied::Rule(by)), by, act);
+            }
+        }
+        Judged::of(Verdict::Pass, state.rule, Act::Known(found, state))
+    }
+
+    #[cold]
+    fn unknown(&self, packet: Packet, key: Key) -> Judged<'_> {
+        let Packet { direction, ends, vlan, now, .. } = packet;
+        if self.policy.draft().dhcp && ends.protocol == PROTO_UDP {
+            let lease = Key::lease(ends.source.is_ipv4(), vlan);
+            match direction {
+                Direction::Out if asks_for_a_lease(&ends) => {
+                    let act = Act::Open(lease, self.opened(direction, ALWAYS, now));
+                    return Judged::of(Verdict::Pass, ALWAYS, act);
+                }
+                Direction::In if answers_with_a_lease(&ends) && self.flows.find(&lease, now).is_some() => {
+                    return Judged::passes();
+                }
+                _ => {}
+            }
+        }
+        self.asks(packet, Some(key))
+    }
+
+    /// Asks the rules about a packet of no known flow. If it passes, its flow is known from now on by `key`.
+    fn asks(&self, packet: Packet, key: Option<Key>) -> Judged<'_> {
+        let Packet { direction, ends, tcp, now, .. } = packet;
+        let decision = self.policy.decide(direction, &as_opened(direction, ends));
+        let by = decision.rule;
+        // A reset is the end of something that is not known.
+        let key = key.filter(|_| tcp.is_none_or(|flags| flags & RST == 0));
+        let flow = key.map(|key| (key, self.opened(direction, by, now)));
+        match (decision.action, flow) {
+            (Action::Deny, flow) => {
+                let act = Act::Refuse(self.denial(packet, by), flow);
+                Judged::of(Verdict::Deny(Denied::Rule(by)), by, act)
+            }
+            (Action::Allow, Some((key, state))) => Judged::of(Verdict::Pass, by, Act::Open(key, state)),
+            (Action::Allow, None) => Judged::of(Verdict::Pass, by, Act::Nothing),
+        }
+    }
+
+    fn opened(&self, direction: Direction, rule: u16, now: u32) -> State {
+        let flags = if direction == Direction::Out { Flags::OUT } else { Flags::default() };
+        State { seen: now, rule, generation: self.generation, flags }
+    }
+
+    fn denial(&self, packet: Packet, rule: u16) -> Denial {
+        let Packet { direction, ends, vlan, now, .. } = packet;
+        Denial { at: now, direction, ends, vlan, rule, passed: self.policy.draft().dry_run }
+    }
+
+    /// Returns what was counted of each rule, in their order.
+    pub fn counts(&self) -> impl Iterator<Item = Counts> {
+        (0..self.policy.draft().rules.len() as u16).map(|rule| self.counters.of(rule))
+    }
+
+    /// Returns what was counted of the defaults: out, in.
+    #[must_use]
+    pub fn default_counts(&self) -> [Counts; 2] {
+        BY_DEFAULT.map(|rule| self.counters.of(rule))
+    }
+
+    /// Returns what was counted of frames that pass whatever the rules are, and of those that never do.
+    #[must_use]
+    pub fn other_counts(&self) -> [Counts; 2] {
+        [ALWAYS, ODD].map(|rule| self.counters.of(rule))
+    }
+
+    /// Returns the flows that are known.
+    pub fn flows(&self, now: u32) -> impl Iterator<Item = Flow> {
+        self.flows.flows(now)
+    }
+
+    /// Returns the flows that there is room for.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.flows.room()
+    }
+
+    /// Returns the flows for another process that goes on with them.
+    pub fn records(&self, now: u32) -> impl Iterator<Item = Record> {
+        self.flows.records(now)
+    }
+
+    /// Takes over flows that another process had. They are judged anew, as that one's policy may have been another.
+    pub fn restore(&self, records: impl Iterator<Item = Record>, now: u32) {
+        for record in records {
+            let [a, b, c, d, e, state, bytes] = record;
+            let state = State { generation: self.generation.wrapping_sub(1), ..State::from_word(state) };
+            self.flows.restore([a, b, c, d, e, state.word(), bytes], now);
+        }
+    }
+
+    /// Returns what was denied since `cursor`, and moves it on; also the denials since the start that were too many to be told.
+    pub fn denials(&self, cursor: &mut Cursor) -> (Vec<Denial>, u64) {
+        self.denials.since(cursor)
+    }
+}
+
+impl Judged<'_> {
+    fn of(verdict: Verdict, by: u16, act: Act<'_>) -> Judged<'_> {
+        Judged { verdict, by, act, datagram: None }
+    }
+
+    /// What passes whatever the rules are.
+    fn passes() -> Self {
+        Self { verdict: Verdict::Pass, by: ALWAYS, act: Act::Nothing, datagram: None }
+    }
+
+    /// What never passes.
+    fn denied(why: Denied) -> Self {
+        Self { verdict: Verdict::Deny(why), by: ODD, act: Act::Nothing, datagram: None }
+    }
+}
+
+/// Returns ends that a guest sees as the opener of their flow sees them.
+fn as_opened(opener: Direction, ends: Ends) -> Ends {
+    match opener {
+        Direction::Out => ends,
+        Direction::In => ends.reversed(),
+    }
+}
+
+/// A client of DHCP (RFC 2131, 4.1) or DHCPv6 (RFC 8415, 7) asks all servers of its link.
+fn asks_for_a_lease(ends: &Ends) -> bool {
+    match ends.destination {
+        IpAddr::V4(Ipv4Addr::BROADCAST) => ends.ports == [68, 67],
+        IpAddr::V6(address) => {
+            ends.ports == [546, 547] && address == Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2)
+        }
+        IpAddr::V4(_) => false,
+    }
+}
+
+/// A server answers. The ends are as the guest sees them.
+fn answers_with_a_lease(ends: &Ends) -> bool {
+    match ends.destination {
+        IpAddr::V4(_) => ends.ports == [68, 67],
+        IpAddr::V6(server) => ends.ports == [546, 547] && server.is_unicast_link_local(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

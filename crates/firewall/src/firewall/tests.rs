@@ -1,0 +1,352 @@
+use std::sync::Barrier;
+
+use ringferry_packet::testing::Packet as Sent;
+use ringferry_packet::vnet::{F_NEEDS_CSUM, Header};
+
+use super::*;
+use crate::flows::Key;
+use crate::headers::HEAD;
+
+const GUEST: [u8; 4] = [10, 0, 0, 2];
+const FAR: [u8; 4] = [203, 0, 113, 7];
+/// Like random ones, and always the same.
+const SEED: [u64; 4] =
+    [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344, 0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
+const NEAR: [u8; 4] = [10, 0, 0, 53];
+
+fn firewall(text: &str) -> Firewall {
+    Firewall::new(policy(text), 1, SEED)
+}
+
+fn policy(text: &str) -> Arc<Policy> {
+    Arc::new(crate::read("policy", text, &mut |_| Err(std::io::ErrorKind::NotFound.into())).unwrap())
+}
+
+/// A packet as the guest sends it.
+fn packet(tcp: bool, to: [u8; 4], ports: [u16; 2], flags: u8) -> Vec<u8> {
+    frame(tcp, [GUEST, to], ports, flags)
+}
+
+fn frame(tcp: bool, addresses: [[u8; 4]; 2], ports: [u16; 2], flags: u8) -> Vec<u8> {
+    let mut packet = Sent::plain(false, tcp, vec![7; 10]);
+    packet.addresses[..8].copy_from_slice(&addresses.concat());
+    packet.ports = (u32::from(ports[0]) << 16 | u32::from(ports[1])).to_be_bytes();
+    packet.flags = flags;
+    packet.partial()
+}
+
+fn judge(firewall: &Firewall, direction: Direction, frame: &[u8], now: u32) -> Verdict {
+    let view = View {
+        header: &Header::NONE,
+        bytes: &frame[..frame.len().min(HEAD)],
+        len: frame.len(),
+        peek: &|_| None,
+    };
+    let asked = firewall.would_judge(direction, view, now).0;
+    let verdict = firewall.judge(direction, view, now, 0);
+    assert_eq!(asked, verdict, "whoever only asks is told the same");
+    verdict
+}
+
+fn out(firewall: &Firewall, frame: &[u8], now: u32) -> bool {
+    judge(firewall, Direction::Out, frame, now) == Verdict::Pass
+}
+
+fn into(firewall: &Firewall, frame: &[u8], now: u32) -> bool {
+    judge(firewall, Direction::In, frame, now) == Verdict::Pass
+}
+
+const SYN: u8 = 2;
+const ACK: u8 = 16;
+const FIN: u8 = 1;
+
+#[test]
+fn answers_pass_and_nothing_else_does() {
+    let firewall = firewall("allow out tcp port 443\n");
+    assert!(!into(&firewall, &frame(true, [FAR, GUEST], [443, 50_000], SYN | ACK), 0), "nobody has asked");
+    assert!(out(&firewall, &packet(true, FAR, [50_000, 443], SYN), 0));
+    assert!(into(&firewall, &frame(true, [FAR, GUEST], [443, 50_000], SYN | ACK), 0));
+    assert!(!into(&firewall, &frame(true, [FAR, GUEST], [443, 50_001], SYN | ACK), 0), "another port");
+    assert!(!into(&firewall, &frame(true, [NEAR, GUEST], [443, 50_000], SYN | ACK), 0), "another host");
+    assert!(!into(&firewall, &frame(false, [FAR, GUEST], [443, 50_000], 0), 0), "another protocol");
+    assert!(!out(&firewall, &packet(true, FAR, [50_000, 80], SYN), 0));
+    assert!(!out(&firewall, &packet(false, FAR, [50_000, 443], 0), 0));
+    let counts: Vec<_> = firewall.counts().collect();
+    assert_eq!((counts[0].flows, counts[0].packets), (1, 2));
+    assert_eq!(firewall.default_counts().map(|counts| counts.packets), [2, 4]);
+}
+
+#[test]
+fn who_may_be_reached_may_answer() {
+    let firewall = firewall("allow in tcp port 22 from 203.0.113.0/24\n");
+    assert!(!out(&firewall, &packet(true, FAR, [22, 40_000], SYN | ACK), 0));
+    assert!(into(&firewall, &frame(true, [FAR, GUEST], [40_000, 22], SYN), 0));
+    assert!(out(&firewall, &packet(true, FAR, [22, 40_000], SYN | ACK), 0));
+    assert!(!into(&firewall, &frame(true, [NEAR, GUEST], [40_000, 22], SYN), 0));
+}
+
+#[test]
+fn the_first_rule_decides_and_sets_are_matched_by_the_longest_prefix() {
+    let firewall = firewall(
+        "egress allow\nset net 10.0.0.0/8 !10.0.0.53\ndeny out to @net\ndeny out udp to 10.0.0.53\n",
+    );
+    assert!(out(&firewall, &packet(true, FAR, [1, 2], SYN), 0));
+    assert!(!out(&firewall, &packet(true, [10, 9, 9, 9], [1, 2], SYN), 0));
+    assert!(out(&firewall, &packet(true, NEAR, [1, 2], SYN), 0));
+    assert!(!out(&firewall, &packet(false, NEAR, [1, 2], 0), 0));
+}
+
+#[test]
+fn flows_end_after_their_time() {
+    let firewall = firewall("allow out\n");
+    let (ask, answer) = (packet(false, NEAR, [5000, 53], 0), frame(false, [NEAR, GUEST], [53, 5000], 0));
+    assert!(out(&firewall, &ask, 0) && !into(&firewall, &answer, 31), "unanswered for 30 s");
+    assert!(out(&firewall, &ask, 40) && into(&firewall, &answer, 60) && into(&firewall, &answer, 180));
+    assert!(!into(&firewall, &answer, 301), "silent for 120 s");
+    let (syn, reply) = (packet(true, FAR, [1, 2], SYN), frame(true, [FAR, GUEST], [2, 1], ACK));
+    assert!(
+        out(&firewall, &syn, 0)
+            && into(&firewall, &reply, 240)
+            && out(&firewall, &packet(true, FAR, [1, 2], ACK), 241)
+    );
+    assert!(into(&firewall, &reply, 7000), "established");
+    assert!(into(&firewall, &frame(true, [FAR, GUEST], [2, 1], FIN | ACK), 7001));
+    assert!(into(&firewall, &reply, 7241) && !into(&firewall, &reply, 7482), "closing for 240 s");
+    assert!(
+        out(&firewall, &syn, 8000) && into(&firewall, &frame(true, [FAR, GUEST], [2, 1], 4), 8000),
+        "reset"
+    );
+    assert!(!into(&firewall, &reply, 8011));
+}
+
+#[test]
+fn another_policy_judges_what_is_under_way_anew() {
+    let first = firewall("allow out\nallow in tcp port 22\n");
+    let (far, near) = (packet(true, FAR, [1, 443], ACK), packet(true, NEAR, [1, 443], ACK));
+    assert!(out(&first, &far, 0) && out(&first, &near, 0));
+    assert!(into(&first, &frame(true, [FAR, GUEST], [9, 22], SYN), 0));
+    let second = first.following(policy("allow out to 10.0.0.0/8\nallow in tcp port 22\n"), 1, 0, SEED);
+    assert!(
+        into(&second, &frame(true, [NEAR, GUEST], [443, 1], ACK), 0),
+        "no packet of what stays allowed is lost"
+    );
+    assert!(out(&second, &packet(true, FAR, [22, 9], ACK), 0), "judged as it was opened");
+    assert!(!into(&second, &frame(true, [FAR, GUEST], [443, 1], ACK), 0) && !out(&second, &far, 0));
+    let third = second.following(policy("flows 1000\nallow out to 10.0.0.0/8\n"), 1, 0, SEED);
+    assert_eq!((second.room(), third.room()), (32_768, 1024));
+    assert!(
+        into(&third, &frame(true, [NEAR, GUEST], [443, 1], ACK), 0),
+        "a table of another size has the flows"
+    );
+}
+
+#[test]
+fn another_process_goes_on_with_the_flows_and_asks_its_own_policy() {
+    let first = firewall("allow out\n");
+    assert!(
+        out(&first, &packet(true, FAR, [1, 443], ACK), 5)
+            && out(&first, &packet(true, NEAR, [1, 443], ACK), 5)
+    );
+    let second = firewall("allow out to 10.0.0.0/8\n");
+    second.restore(first.records(5), 5);
+    assert!(into(&second, &frame(true, [NEAR, GUEST], [443, 1], ACK), 5));
+    assert!(!into(&second, &frame(true, [FAR, GUEST], [443, 1], ACK), 5));
+}
+
+#[test]
+fn a_policy_that_is_tried_out_tells_of_each_flow_once_and_lets_all_pass() {
+    let firewall = firewall("dry-run on\nallow out tcp port 443\n");
+    let mut cursor = Cursor::default();
+    for _ in 0..3 {
+        assert!(out(&firewall, &packet(true, FAR, [1, 80], SYN), 0));
+        assert!(into(&firewall, &frame(true, [FAR, GUEST], [80, 1], SYN | ACK), 0));
+    }
+    let (denials, missed) = firewall.denials(&mut cursor);
+    assert_eq!((denials.len(), missed), (1, 0));
+    let denial = denials[0];
+    assert!(denial.passed && denial.direction == Direction::Out && denial.ends.ports == [1, 80]);
+    assert_eq!(firewall.policy().describe(denial.rule), "by default: egress deny");
+    let strict = firewall.following(policy("allow out tcp port 443\n"), 1, 0, SEED);
+    assert!(!into(&strict, &frame(true, [FAR, GUEST], [80, 1], ACK), 0), "in force");
+}
+
+#[test]
+fn fragments_pass_behind_a_first_one_that_did() {
+    let firewall = firewall("allow out udp port 53\nallow out tcp\n");
+    let fragment = |port: u16, bits: u16, identification: u16| {
+        let mut frame = packet(false, NEAR, [5000, port], 0);
+        frame[20..22].copy_from_slice(&bits.to_be_bytes());
+        frame[18..20].copy_from_slice(&identification.to_be_bytes());
+        frame
+    };
+    const MORE: u16 = 0x2000;
+    assert!(!out(&firewall, &fragment(53, 3, 1), 0), "the first one has not passed");
+    assert!(out(&firewall, &fragment(53, MORE, 1), 0));
+    assert!(out(&firewall, &fragment(9, MORE | 3, 1), 0), "what looks like ports is none");
+    assert!(!out(&firewall, &fragment(53, 3, 2), 0), "another datagram");
+    assert!(!out(&firewall, &fragment(54, MORE, 3), 0) && !out(&firewall, &fragment(54, 3, 3), 0));
+    assert!(!out(&firewall, &fragment(53, 3, 1), 61), "it is forgotten");
+    // A datagram whose first fragment ends in front of the ports.
+    let mut tiny = fragment(53, MORE, 4);
+    tiny[16..18].copy_from_slice(&22_u16.to_be_bytes());
+    assert_eq!(judge(&firewall, Direction::Out, &tiny, 0), Verdict::Deny(Denied::Odd(Odd::Malformed)));
+}
+
+#[test]
+fn errors_pass_that_are_about_a_known_flow() {
+    let firewall = firewall("allow out udp port 53\n");
+    let ask = packet(false, NEAR, [5000, 53], 0);
+    let unreachable = |about: &[u8], from: [u8; 4]| {
+        let mut frame = frame(false, [from, GUEST], [0, 0], 0)[..34].to_vec();
+        frame[23] = PROTO_ICMP;
+        frame.extend([3, 1, 0, 0, 0, 0, 0, 0]);
+        frame.extend(&about[14..42]);
+        frame[16..18].copy_from_slice(&(20 + 8 + 28_u16).to_be_bytes());
+        frame
+    };
+    assert!(!into(&firewall, &unreachable(&ask, FAR), 0));
+    assert!(out(&firewall, &ask, 0));
+    assert!(into(&firewall, &unreachable(&ask, FAR), 0), "any router may report it");
+    assert!(!into(&firewall, &unreachable(&packet(false, NEAR, [5001, 53], 0), FAR), 0));
+    assert!(!out(&firewall, &unreachable(&ask, GUEST), 0), "the guest has not received it");
+    let answer = frame(false, [NEAR, GUEST], [53, 5000], 0);
+    assert!(into(&firewall, &answer, 0));
+    let mut told = unreachable(&answer, GUEST);
+    told[30..34].copy_from_slice(&NEAR);
+    assert!(out(&firewall, &told, 0), "the guest tells of what it has received");
+}
+
+use crate::headers::PROTO_ICMP;
+
+#[test]
+fn who_asks_for_an_address_is_answered() {
+    let offer = frame(false, [[10, 0, 0, 1], GUEST], [67, 68], 0);
+    let mut discover = frame(false, [[0; 4], [255; 4]], [68, 67], 0);
+    let firewall = firewall("");
+    assert!(!into(&firewall, &offer, 0) && out(&firewall, &discover, 0) && into(&firewall, &offer, 0));
+    assert!(!into(&firewall, &offer, 61));
+    discover[30..34].copy_from_slice(&FAR);
+    assert!(!out(&firewall, &discover, 0), "no way out for others");
+    let none = self::firewall("dhcp deny\n");
+    assert!(!out(&none, &frame(false, [[0; 4], [255; 4]], [68, 67], 0), 0));
+}
+
+#[test]
+fn tunnels_have_to_be_named() {
+    let mut tunnel = packet(false, FAR, [0, 0], 0);
+    for protocol in [4, 41, 47, 97] {
+        tunnel[23] = protocol;
+        assert!(!out(&firewall("egress allow\n"), &tunnel, 0), "{protocol}");
+        assert!(!out(&firewall("allow out\n"), &tunnel, 0), "{protocol}");
+        assert!(out(&firewall(&format!("allow out proto {protocol}\n")), &tunnel, 0), "{protocol}");
+    }
+    tunnel[23] = 50;
+    assert!(out(&firewall("egress allow\n"), &tunnel, 0), "encrypted, and no router's business");
+}
+
+#[test]
+fn what_is_odd_never_passes() {
+    let firewall = firewall("egress allow\ningress allow\n");
+    let odd = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut frame = packet(false, NEAR, [1, 2], 0);
+        change(&mut frame);
+        judge(&firewall, Direction::Out, &frame, 0)
+    };
+    let of = |odd| Verdict::Deny(Denied::Odd(odd));
+    assert_eq!(odd(&|frame| frame[12..14].copy_from_slice(&[0x88, 0x47])), of(Odd::NotIp(0x8847)));
+    assert_eq!(odd(&|frame| frame[12..14].copy_from_slice(&[0, 40])), of(Odd::NotIp(40)));
+    assert_eq!(odd(&|frame| frame[14] = 0x44), of(Odd::Malformed));
+    assert_eq!(odd(&|frame| frame[16..18].copy_from_slice(&[0xff, 0])), of(Odd::Malformed));
+    assert_eq!(odd(&|frame| frame.truncate(36)), of(Odd::Malformed));
+    let tags =
+        |frame: &mut Vec<u8>| drop(frame.splice(12..12, [0x81, 0, 0, 1, 0x81, 0, 0, 1, 0x81, 0, 0, 1]));
+    assert_eq!(odd(&tags), of(Odd::NotIp(0x8100)));
+    let routed = |kind: u8| {
+        move |frame: &mut Vec<u8>| {
+            frame[14] = 0x46;
+            frame[16..18].copy_from_slice(&42_u16.to_be_bytes());
+            frame.splice(34..34, [kind, 4, 4, 0]);
+        }
+    };
+    assert_eq!(odd(&routed(131)), of(Odd::Routed));
+    assert_eq!(odd(&routed(148)), Verdict::Pass, "a router's alert");
+    assert_eq!(firewall.other_counts()[1].packets, 7);
+    // A checksum that would change the ports.
+    let frame = packet(false, NEAR, [1, 2], 0);
+    let header = Header { flags: F_NEEDS_CSUM, csum_start: 34, csum_offset: 2, ..Header::NONE };
+    let view = View { header: &header, bytes: &frame, len: frame.len(), peek: &|_| None };
+    assert_eq!(firewall.judge(Direction::Out, view, 0, 0), of(Odd::Malformed));
+}
+
+#[test]
+fn what_lies_behind_the_bytes_given_is_asked_for_again() {
+    let firewall = firewall("egress allow\n");
+    let mut packet = Sent::plain(true, true, vec![7; 200]);
+    packet.options = 2;
+    let frame = packet.partial();
+    let view = |have: usize| View {
+        header: &Header::NONE,
+        bytes: &frame[..have],
+        len: frame.len(),
+        peek: &|_| None,
+    };
+    assert_eq!(firewall.judge(Direction::Out, view(64), 0, 0), Verdict::Beyond);
+    assert_eq!(firewall.judge(Direction::Out, view(HEAD), 0, 0), Verdict::Pass);
+    assert_eq!(firewall.other_counts()[1].packets, 0, "who is asked again has not counted");
+}
+
+#[test]
+fn a_flood_of_openings_leaves_answered_flows_alone() {
+    let firewall = firewall("flows 256\nallow out\nallow in tcp port 80\n");
+    let answered: Vec<u16> = (1..=64).collect();
+    for port in &answered {
+        assert!(out(&firewall, &packet(true, FAR, [*port, 443], SYN), 0));
+        assert!(into(&firewall, &frame(true, [FAR, GUEST], [443, *port], SYN | ACK), 0));
+    }
+    let known = |firewall: &Firewall| firewall.flows(1).filter(|flow| flow.is_answered).count();
+    let before = known(&firewall);
+    for port in 0..5000 {
+        assert!(into(&firewall, &frame(true, [FAR, GUEST], [port, 80], SYN), 1), "a flood from outside");
+        assert!(out(&firewall, &packet(false, NEAR, [port, 53], 0), 1), "and from within");
+    }
+    assert_eq!(known(&firewall), before);
+    assert!(before > 55, "{before} of 64: buckets of four");
+    assert!(firewall.flows(1).count() <= 256);
+}
+
+/// Several threads open, use and evict flows of a small table. Whoever finds a flow finds the one that it has asked for.
+#[test]
+fn flows_are_never_taken_for_each_other() {
+    let table = FlowTable::new(256, SEED);
+    let barrier = Barrier::new(3);
+    let ends = |number: u32| Ends {
+        source: Ipv4Addr::from_bits(number).into(),
+        destination: Ipv4Addr::from_bits(!number).into(),
+        protocol: 17,
+        ports: [number as u16; 2],
+    };
+    std::thread::scope(|scope| {
+        for thread in 0..3u32 {
+            let (table, barrier) = (&table, &barrier);
+            scope.spawn(move || {
+                barrier.wait();
+                for step in 0..60_000u32 {
+                    let number = (step * 7 + thread) % 1500;
+                    let key = Key::flow(&ends(number), 0);
+                    match table.find(&key, 1) {
+                        // The rule is made of the number, so that one of another flow shows.
+                        Some(found) => assert_eq!(u32::from(found.state.rule), number),
+                        None => {
+                            let state =
+                                State { seen: 1, rule: number as u16, generation: 0, flags: Flags::OUT };
+                            table.insert(&key, state, 1, 0);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    for flow in table.flows(1) {
+        assert_eq!(flow.ends, ends(flow.rule.into()));
+    }
+}

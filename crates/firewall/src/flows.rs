@@ -1,0 +1,494 @@
+//! The table of flows: which conversations were allowed, so that both directions of them pass.
+//!
+//! The table is shared by all workers, and none takes a lock. A flow is one cache line; four lines are a bucket, and a flow can be in one bucket only. The
+//! words of a line are atomic, and the first is a sequence lock:
+//!
+//! ```text
+//!   insert:  head: even ──compare-exchange──► odd (taken) ─► key and state are written ─► head: tag and next even version, release
+//!   find:    head, acquire: even, and of the right tag ─► key is compared ─► fence, acquire ─► head once more: the same
+//! ```
+//!
+//! A find that meets an insert finds nothing, as does one whose line was replaced meanwhile; its packet is judged as one of a new flow. Two workers may
+//! insert the same flow at once, which then has two lines until both expire: either is right.
+//!
+//! - **Bounded.** The table never grows. In a full bucket the flow goes that is worth least: one that has expired, else one that was never answered, else
+//!   the one that was silent for longest. So a flood of openings, from within or from outside, takes each other's places before
+//!   those of conversations that are answered. A table is of one port: no other port's flows are ever in danger.
+//! - **Unpredictable.** The bucket is chosen by a hash with a random key; flows are told apart by their whole key, not by a hash.
+//!
+//! Time is the switch's coarse clock in seconds.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use ringferry_packet::parse::PROTO_TCP;
+use zerocopy::FromZeros;
+
+use crate::address::number;
+use crate::headers::{Ends, FIN, PROTO_ICMP, PROTO_ICMPV6, RST};
+
+/// Flows that a table has room for, at least and at most.
+pub const FLOWS: std::ops::RangeInclusive<u32> = 256..=4 << 20;
+
+/// Lines of a bucket.
+const WAYS: usize = 4;
+
+/// Words of a key.
+const KEY: usize = 5;
+
+/// How long a flow that is silent is remembered, in seconds. Of TCP RFC 5382 (REQ-5) asks for 2 h 4 min, and 4 min while it is opened or closed; of UDP and of
+/// echoes these are what Linux's connection tracking has.
+const TCP_ESTABLISHED: u32 = 7440;
+const TCP_TRANSITORY: u32 = 240;
+const TCP_RESET: u32 = 10;
+const UNANSWERED: u32 = 30;
+const ANSWERED: u32 = 120;
+const ECHO: u32 = 30;
+const OTHER: u32 = 600;
+/// A datagram is put together again within 60 s, if at all (RFC 8200, 4.5).
+const FRAGMENTS: u32 = 60;
+
+/// The kinds of entry, in a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    /// A conversation.
+    Flow = 1,
+    /// A datagram that comes in fragments, of which the first was allowed: the identification is in place of the ports.
+    Fragments = 2,
+    /// A host that has asked for an address, and may be answered.
+    Lease = 3,
+}
+
+/// The name of a flow, the same in both directions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Key([u64; KEY]);
+
+impl Key {
+    /// The key of a conversation in a VLAN, whose `ends` are seen from the guest: it is the source.
+    #[inline]
+    pub(crate) fn flow(ends: &Ends, vlan: u16) -> Key {
+        let [local, remote] = ends.ports;
+        Key::of(Kind::Flow, ends, vlan, u32::from(local) << 16 | u32::from(remote))
+    }
+
+    /// The key of a datagram in fragments.
+    pub(crate) fn fragments(ends: &Ends, vlan: u16, identification: u32) -> Key {
+        Key::of(Kind::Fragments, ends, vlan, identification)
+    }
+
+    /// The key of a host that asks for an address.
+    pub(crate) fn lease(is_v4: bool, vlan: u16) -> Key {
+        Key([0, 0, 0, 0, tail(Kind::Lease, is_v4, 0, vlan, 0)])
+    }
+
+    #[inline]
+    fn of(kind: Kind, ends: &Ends, vlan: u16, ports: u32) -> Key {
+        let [local, remote] = [number(ends.source), number(ends.destination)];
+        let tail = tail(kind, ends.source.is_ipv4(), ends.protocol, vlan, ports);
+        Key([local as u64, (local >> 64) as u64, remote as u64, (remote >> 64) as u64, tail])
+    }
+
+    /// Returns the ends of a conversation as its guest sees them, and its VLAN; `None` for what is none.
+    pub(crate) fn ends(&self) -> Option<(Ends, u16)> {
+        let Key([local, local_high, remote, remote_high, tail]) = *self;
+        if tail as u8 & 0x7f != Kind::Flow as u8 {
+            return None;
+        }
+        let is_v4 = tail as u8 & 0x80 != 0;
+        let address = |low: u64, high: u64| match is_v4 {
+            true => IpAddr::V4(Ipv4Addr::from_bits(low as u32)),
+            false => IpAddr::V6(Ipv6Addr::from_bits(u128::from(high) << 64 | u128::from(low))),
+        };
+        let ends = Ends {
+            source: address(local, local_high),
+            destination: address(remote, remote_high),
+            protocol: (tail >> 8) as u8,
+            ports: [(tail >> 48) as u16, (tail >> 32) as u16],
+        };
+        Some((ends, (tail >> 16) as u16))
+    }
+
+    fn kind_is(&self, kind: Kind) -> bool {
+        self.0[4] as u8 & 0x7f == kind as u8
+    }
+
+    fn protocol(&self) -> u8 {
+        (self.0[4] >> 8) as u8
+    }
+
+    pub(crate) const fn from_words(words: [u64; KEY]) -> Key {
+        Key(words)
+    }
+
+    /// Returns the words, for another process or thread.
+    pub(crate) fn words(&self) -> [u64; KEY] {
+        self.0
+    }
+}
+
+/// The last word of a key: kind and family, protocol, VLAN, ports, from the low bits on.
+#[inline]
+fn tail(kind: Kind, is_v4: bool, protocol: u8, vlan: u16, ports: u32) -> u64 {
+    kind as u64
+        | u64::from(is_v4) << 7
+        | u64::from(protocol) << 8
+        | u64::from(vlan) << 16
+        | u64::from(ports) << 32
+}
+
+/// What is known of a flow, in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct State {
+    /// Second of its last packet.
+    pub(crate) seen: u32,
+    /// The rule that allowed it.
+    pub(crate) rule: u16,
+    /// The policy under which it was allowed, by its low bits.
+    pub(crate) generation: u8,
+    pub(crate) flags: Flags,
+}
+
+/// Marks of a flow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Flags(u8);
+
+impl Flags {
+    /// The guest has opened it, and not the other end.
+    pub(crate) const OUT: Flags = Flags(1);
+    /// There was a packet in the other direction than that of the first.
+    pub(crate) const ANSWERED: Flags = Flags(2);
+    /// TCP: this side of it has sent its last byte.
+    const FIN_OUT: Flags = Flags(4);
+    const FIN_IN: Flags = Flags(8);
+    /// TCP: one side has reset it.
+    const RESET: Flags = Flags(16);
+    /// The guest or the other end has sent more than the packet that opened it after it was answered.
+    const ESTABLISHED: Flags = Flags(32);
+
+    pub(crate) const fn has(self, other: Flags) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    #[must_use]
+    pub(crate) const fn with(self, other: Flags) -> Flags {
+        Flags(self.0 | other.0)
+    }
+}
+
+impl State {
+    #[inline]
+    pub(crate) fn from_word(word: u64) -> State {
+        State {
+            seen: word as u32,
+            rule: (word >> 32) as u16,
+            generation: (word >> 48) as u8,
+            flags: Flags((word >> 56) as u8),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn word(self) -> u64 {
+        let State { seen, rule, generation, flags: Flags(flags) } = self;
+        u64::from(seen) | u64::from(rule) << 32 | u64::from(generation) << 48 | u64::from(flags) << 56
+    }
+
+    /// The state after a packet of the flow with these TCP flags, out from the guest or in.
+    #[inline]
+    #[must_use]
+    pub(crate) fn after(self, out: bool, tcp: Option<u8>, now: u32) -> State {
+        let mut flags = self.flags;
+        if out != flags.has(Flags::OUT) {
+            flags = flags.with(Flags::ANSWERED);
+        } else if flags.has(Flags::ANSWERED) {
+            flags = flags.with(Flags::ESTABLISHED);
+        }
+        if let Some(tcp) = tcp.filter(|tcp| tcp & (FIN | RST) != 0) {
+            if tcp & RST != 0 {
+                flags = flags.with(Flags::RESET);
+            }
+            if tcp & FIN != 0 {
+                flags = flags.with(if out { Flags::FIN_OUT } else { Flags::FIN_IN });
+            }
+        }
+        State { seen: now, flags, ..self }
+    }
+
+    /// Returns the seconds for which a flow in this state may be silent.
+    fn lasts(&self, key: &Key) -> u32 {
+        let flags = self.flags;
+        if key.kind_is(Kind::Fragments) || key.kind_is(Kind::Lease) {
+            return FRAGMENTS;
+        }
+        match key.protocol() {
+            PROTO_TCP if flags.has(Flags::RESET) => TCP_RESET,
+            PROTO_TCP if flags.has(Flags::FIN_OUT) || flags.has(Flags::FIN_IN) => TCP_TRANSITORY,
+            PROTO_TCP if flags.has(Flags::ESTABLISHED) => TCP_ESTABLISHED,
+            PROTO_TCP => TCP_TRANSITORY,
+            PROTO_ICMP | PROTO_ICMPV6 => ECHO,
+            ringferry_packet::parse::PROTO_UDP if !flags.has(Flags::ANSWERED) => UNANSWERED,
+            ringferry_packet::parse::PROTO_UDP => ANSWERED,
+            _ => OTHER,
+        }
+    }
+
+    fn is_over(&self, key: &Key, now: u32) -> bool {
+        // Another worker's clock may be ahead by a second.
+        now.saturating_sub(self.seen) > self.lasts(key)
+    }
+}
+
+/// One flow.
+#[derive(Debug, FromZeros)]
+#[repr(C, align(64))]
+struct Line {
+    /// Bit 0: it is being written. Bits 1 to 31: a version, which each insert raises. Bits 32 to 63: bits of the hash. Zero: there was never a flow.
+    head: AtomicU64,
+    key: [AtomicU64; KEY],
+    state: AtomicU64,
+    /// Bytes of its frames. Workers that add at once may lose some: it is for people.
+    bytes: AtomicU64,
+}
+
+/// A flow that was found.
+#[derive(Debug)]
+pub(crate) struct Found<'t> {
+    line: &'t Line,
+    head: u64,
+    /// What was known of it.
+    pub(crate) state: State,
+}
+
+impl Found<'_> {
+    /// Stores what is known now, and counts the bytes of a frame. If the line is another flow's by now, that one's lifetime may become a little wrong, and nothing else.
+    #[inline]
+    pub(crate) fn update(&self, state: State, bytes: u64) {
+        if state != self.state {
+            let before = self.state.word();
+            // Whoever has changed it meanwhile has seen a packet of the same second.
+            let _ =
+                self.line.state.compare_exchange(before, state.word(), Ordering::Relaxed, Ordering::Relaxed);
+        }
+        let counted = self.line.bytes.load(Ordering::Relaxed);
+        self.line.bytes.store(counted.wrapping_add(bytes), Ordering::Relaxed);
+    }
+
+    /// Ends the flow.
+    pub(crate) fn end(self) {
+        let taken = self.head | TAKEN;
+        if self.line.head.compare_exchange(self.head, taken, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            self.line.head.store(next(self.head) & VERSION, Ordering::Release);
+        }
+    }
+}
+
+const TAKEN: u64 = 1;
+const VERSION: u64 = 0xffff_fffe;
+
+/// The next version of a head, without its tag.
+const fn next(head: u64) -> u64 {
+    (head & VERSION).wrapping_add(2) & VERSION
+}
+
+/// A flow, for whoever looks at all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flow {
+    /// Its ends, as the guest sees them.
+    pub ends: Ends,
+    /// Its VLAN, 0 without a tag.
+    pub vlan: u16,
+    /// The guest has opened it.
+    pub is_out: bool,
+    /// Both ends have sent.
+    pub is_answered: bool,
+    /// Seconds since its last packet.
+    pub silent: u32,
+    /// Seconds after which it is forgotten if there are no further packets.
+    pub left: u32,
+    /// Number of the rule that allowed it.
+    pub rule: u16,
+    /// Bytes of its frames, about.
+    pub bytes: u64,
+}
+
+/// The words of a flow that another process goes on with: key, state, bytes.
+pub type Record = [u64; 7];
+
+/// See the head of this file.
+#[derive(Debug)]
+pub(crate) struct FlowTable {
+    lines: Box<[Line]>,
+    seed: [u64; 4],
+}
+
+impl FlowTable {
+    /// Makes an empty table for so many flows, rounded up to a power of two. Its memory is used as flows come. `seed` is random.
+    pub(crate) fn new(flows: u32, seed: [u64; 4]) -> FlowTable {
+        let flows = flows.clamp(*FLOWS.start(), *FLOWS.end()).next_power_of_two() as usize;
+        // It fails where the address space is full; a table of one bucket then does what can be done.
+        let lines =
+            <[Line]>::new_box_zeroed_with_elems(flows).or_else(|_| <[Line]>::new_box_zeroed_with_elems(WAYS));
+        FlowTable { lines: lines.unwrap_or_default(), seed }
+    }
+
+    /// Returns the flows that there is room for.
+    pub(crate) fn room(&self) -> usize {
+        self.lines.len()
+    }
+
+    /// Folded multiplications with a key, as in wyhash: good enough to spread what cannot be foreseen, as flows are told apart by their whole keys.
+    #[inline]
+    fn hash(&self, Key([a, b, c, d, e]): &Key) -> u64 {
+        let fold = |one: u64, two: u64| {
+            let product = u128::from(one) * u128::from(two);
+            product as u64 ^ (product >> 64) as u64
+        };
+        let [first, second, third, last] = self.seed;
+        let halves = fold(a ^ first, c ^ second) ^ fold(b ^ third, d ^ first);
+        fold(halves ^ e ^ third, last | 1)
+    }
+
+    #[inline]
+    fn bucket(&self, hash: u64) -> &[Line] {
+        let buckets = self.lines.len() / WAYS;
+        // The upper bits of a product are the best.
+        let at = ((u128::from(hash) * buckets as u128) >> 64) as usize;
+        self.lines.get(at * WAYS..(at + 1) * WAYS).unwrap_or_default()
+    }
+
+    /// Returns the tag of a hash, in its place in a head. It is never zero, as free lines have.
+    #[inline]
+    const fn tag(hash: u64) -> u64 {
+        (hash << 32) | 1 << 63
+    }
+
+    /// Finds a flow that is not over.
+    #[inline]
+    pub(crate) fn find(&self, key: &Key, now: u32) -> Option<Found<'_>> {
+        let hash = self.hash(key);
+        let tag = FlowTable::tag(hash);
+        self.bucket(hash).iter().find_map(|line| {
+            let head = line.head.load(Ordering::Acquire);
+            if head & !VERSION != tag {
+                return None;
+            }
+            let (known, state) = line.read();
+            fence(Ordering::Acquire);
+            let found =
+                line.head.load(Ordering::Relaxed) == head && known == *key && !state.is_over(key, now);
+            found.then_some(Found { line, head, state })
+        })
+    }
+
+    /// Puts a flow into the table that is not there, or replaces the state of one that is.
+    #[cold]
+    pub(crate) fn insert(&self, key: &Key, state: State, now: u32, bytes: u64) {
+        if let Some(found) = self.find(key, now) {
+            return found.update(state, bytes);
+        }
+        let hash = self.hash(key);
+        let bucket = self.bucket(hash);
+        // A line that somebody else takes first is not fought for: after a few it is left.
+        for _ in 0..WAYS {
+            let Some((line, head)) = bucket
+                .iter()
+                .filter_map(|line| line.worth(now))
+                .min_by_key(|worth| worth.0)
+                .map(|(_, line, head)| (line, head))
+            else {
+                return;
+            };
+            if line.write(head, FlowTable::tag(hash), key, state, bytes) {
+                return;
+            }
+        }
+    }
+
+    /// Returns all flows that are not over.
+    pub(crate) fn flows(&self, now: u32) -> impl Iterator<Item = Flow> {
+        self.entries(now).filter_map(move |(key, state, bytes)| {
+            let (ends, vlan) = key.ends()?;
+            let silent = now.saturating_sub(state.seen);
+            Some(Flow {
+                ends,
+                vlan,
+                is_out: state.flags.has(Flags::OUT),
+                is_answered: state.flags.has(Flags::ANSWERED),
+                silent,
+                left: state.lasts(&key).saturating_sub(silent),
+                rule: state.rule,
+                bytes,
+            })
+        })
+    }
+
+    fn entries(&self, now: u32) -> impl Iterator<Item = (Key, State, u64)> {
+        self.lines.iter().filter_map(move |line| {
+            let head = line.head.load(Ordering::Acquire);
+            if head & !VERSION == 0 || head & TAKEN != 0 {
+                return None;
+            }
+            let (key, state) = line.read();
+            let bytes = line.bytes.load(Ordering::Relaxed);
+            fence(Ordering::Acquire);
+            let is_one = line.head.load(Ordering::Relaxed) == head && !state.is_over(&key, now);
+            is_one.then_some((key, state, bytes))
+        })
+    }
+
+    /// Returns all flows for another process.
+    pub(crate) fn records(&self, now: u32) -> impl Iterator<Item = Record> {
+        self.entries(now).map(|(key, state, bytes)| {
+            let [a, b, c, d, e] = key.words();
+            [a, b, c, d, e, state.word(), bytes]
+        })
+    }
+
+    /// Puts a flow into the table that another process had.
+    pub(crate) fn restore(&self, [a, b, c, d, e, state, bytes]: Record, now: u32) {
+        let (key, state) = (Key::from_words([a, b, c, d, e]), State::from_word(state));
+        if !state.is_over(&key, now) {
+            self.insert(&key, state, now, bytes);
+        }
+    }
+}
+
+impl Line {
+    #[inline]
+    fn read(&self) -> (Key, State) {
+        let key = self.key.each_ref().map(|word| word.load(Ordering::Relaxed));
+        (Key(key), State::from_word(self.state.load(Ordering::Relaxed)))
+    }
+
+    /// Returns what the flow in the line is worth, the least first, with the line and its head; `None` while it is being written.
+    fn worth(&self, now: u32) -> Option<((u8, u32), &Line, u64)> {
+        let head = self.head.load(Ordering::Acquire);
+        if head & TAKEN != 0 {
+            return None;
+        }
+        let (key, state) = self.read();
+        let class = match head & !VERSION {
+            0 => 0,
+            _ if state.is_over(&key, now) => 1,
+            _ if !state.flags.has(Flags::ANSWERED) => 2,
+            _ => 3,
+        };
+        Some(((class, state.seen), self, head))
+    }
+
+    /// Takes the line, if its head is this one still, and writes a flow into it.
+    fn write(&self, head: u64, tag: u64, key: &Key, state: State, bytes: u64) -> bool {
+        if self.head.compare_exchange(head, head | TAKEN, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            return false;
+        }
+        // Whoever reads one of these words sees, behind its fence, that the line is taken.
+        fence(Ordering::Release);
+        for (word, value) in self.key.iter().zip(key.0) {
+            word.store(value, Ordering::Relaxed);
+        }
+        self.state.store(state.word(), Ordering::Relaxed);
+        self.bytes.store(bytes, Ordering::Relaxed);
+        self.head.store(tag | next(head), Ordering::Release);
+        true
+    }
+}

@@ -1,0 +1,333 @@
+//! A policy, compiled: what may be opened, in which direction, by which rule.
+//!
+//! Rules are tried in the order in which they were written, and the first that matches decides; if none does, the default of the direction. To look
+//! up a remote address costs one binary search, whatever the number of sets and prefixes: the address space is cut into ranges whose addresses are
+//! in the same sets, and each range has the list of the rules that could match there ([`Classes`]).
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+
+use crate::address::{Member, number, ranges};
+use crate::headers::{Ends, PROTO_ICMP, PROTO_ICMPV6};
+
+/// Most rules of a policy: as many are tried for a packet that opens a flow.
+pub const MAX_RULES: usize = 1000;
+/// Most prefixes of all sets of a policy together.
+pub const MAX_PREFIXES: usize = 1 << 20;
+
+/// Protocols that carry other packets within IP (IP in IP, IPv6, GRE, EtherIP, encapsulation, L2TP, MPLS, minimal encapsulation): rules and defaults
+/// that name no protocol are not for them, as what is within goes wherever the other end takes it.
+const TUNNELS: [u8; 9] = [4, 41, 47, 55, 94, 97, 98, 115, 137];
+
+/// What becomes of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// It passes.
+    Allow,
+    /// It is dropped.
+    Deny,
+}
+
+/// Who has opened a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// The guest: egress.
+    Out,
+    /// Somebody else: ingress.
+    In,
+}
+
+impl Direction {
+    /// Returns the word of a policy file.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Direction::Out => "out",
+            Direction::In => "in",
+        }
+    }
+}
+
+/// The protocols that a rule is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// All but those that carry other packets.
+    Any,
+    /// ICMP and ICMPv6.
+    Icmp,
+    /// The protocol of this number.
+    Number(u8),
+}
+
+impl Protocol {
+    #[inline]
+    fn includes(self, protocol: u8) -> bool {
+        match self {
+            Protocol::Any => !TUNNELS.contains(&protocol),
+            Protocol::Icmp => matches!(protocol, PROTO_ICMP | PROTO_ICMPV6),
+            Protocol::Number(number) => number == protocol,
+        }
+    }
+}
+
+/// The other ends that a rule is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Remote {
+    /// All.
+    Any,
+    /// Those whose addresses are in one of these sets, by number.
+    Sets(Vec<u16>),
+}
+
+/// One rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// What it decides.
+    pub action: Action,
+    /// The directions that it is for: out, in.
+    pub directions: [bool; 2],
+    /// The protocols.
+    pub protocol: Protocol,
+    /// Ports at which flows are opened; none: all.
+    pub ports: Vec<RangeInclusive<u16>>,
+    /// The other ends.
+    pub remote: Remote,
+    /// The line of the file.
+    pub line: usize,
+    /// What is written there.
+    pub text: String,
+}
+
+impl Rule {
+    #[inline]
+    fn matches(&self, protocol: u8, port: u16) -> bool {
+        self.protocol.includes(protocol)
+            && (self.ports.is_empty() || self.ports.iter().any(|ports| ports.contains(&port)))
+    }
+}
+
+/// What a policy file says, before it is compiled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Draft {
+    /// What becomes of flows that no rule is about: out, in.
+    pub defaults: [Action; 2],
+    /// The rules, in order.
+    pub rules: Vec<Rule>,
+    /// The sets, by number.
+    pub sets: Vec<Vec<Member>>,
+    /// What would be dropped passes, and is told all the same.
+    pub dry_run: bool,
+    /// Hosts may ask for addresses, and be answered.
+    pub dhcp: bool,
+    /// Types of frames other than of IP and ARP that pass.
+    pub ether_types: Vec<u16>,
+    /// Room for flows.
+    pub flows: u32,
+}
+
+impl Default for Draft {
+    fn default() -> Self {
+        Draft {
+            defaults: [Action::Deny; 2],
+            rules: Vec::new(),
+            sets: Vec::new(),
+            dry_run: false,
+            dhcp: true,
+            ether_types: Vec::new(),
+            flows: DEFAULT_FLOWS,
+        }
+    }
+}
+
+/// Room for flows where a policy says nothing: 2 MiB.
+pub const DEFAULT_FLOWS: u32 = 32_768;
+
+/// Numbers of what decides beside rules.
+pub const BY_DEFAULT: [u16; 2] = [u16::MAX, u16::MAX - 1];
+
+/// The text of a policy and of the files that it names, by which another process has the same policy.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Source {
+    /// The policy.
+    pub text: String,
+    /// The files of its sets, by name.
+    pub files: BTreeMap<String, String>,
+}
+
+/// A compiled policy. It does not change, and may be of many ports.
+#[derive(Debug)]
+pub struct Policy {
+    source: Source,
+    draft: Draft,
+    v4: Classes<u32>,
+    v6: Classes<u128>,
+}
+
+impl PartialEq for Policy {
+    fn eq(&self, other: &Policy) -> bool {
+        self.source == other.source
+    }
+}
+
+impl Eq for Policy {}
+
+/// A decision, and by which rule: its number, or one of [`BY_DEFAULT`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// What becomes of the flow.
+    pub action: Action,
+    /// The rule.
+    pub rule: u16,
+    /// Rules that were tried, which is what the decision costs.
+    pub tried: u16,
+}
+
+impl Policy {
+    /// Compiles what a file says, whose text is `source`.
+    #[must_use]
+    pub fn new(draft: Draft, source: Source) -> Policy {
+        let family = |v4: bool| {
+            let members = draft
+                .sets
+                .iter()
+                .map(|set| set.iter().filter(move |member| member.prefix.is_v4() == v4).copied());
+            Classes::<u128>::compile(members, &draft.rules)
+        };
+        let (v4, v6) = (family(true), family(false));
+        // A range above the last address of IPv4 is looked up by nobody.
+        let starts = v4.starts.iter().map_while(|start| u32::try_from(*start).ok()).collect();
+        let v4 = Classes { starts, class_of: v4.class_of, lists: v4.lists };
+        Policy { source, draft, v4, v6 }
+    }
+
+    /// Returns the text that it was made of.
+    #[must_use]
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+
+    /// Returns what the file says.
+    #[must_use]
+    pub fn draft(&self) -> &Draft {
+        &self.draft
+    }
+
+    /// Decides whether somebody may open a flow with a packet of these ends, which are seen from who opens it.
+    #[must_use]
+    pub fn decide(&self, direction: Direction, ends: &Ends) -> Decision {
+        let which = direction as usize;
+        let remote = match direction {
+            Direction::Out => ends.destination,
+            Direction::In => ends.source,
+        };
+        let candidates = match remote {
+            IpAddr::V4(address) => self.v4.rules(address.to_bits(), which),
+            IpAddr::V6(address) => self.v6.rules(address.to_bits(), which),
+        };
+        let port = ends.ports[1];
+        for (tried, number) in (1..).zip(candidates) {
+            let rule = &self.draft.rules[usize::from(*number)];
+            if rule.matches(ends.protocol, port) {
+                return Decision { action: rule.action, rule: *number, tried };
+            }
+        }
+        let tried = candidates.len() as u16;
+        // What is within a tunnel goes wherever its other end takes it.
+        let action = if TUNNELS.contains(&ends.protocol) { Action::Deny } else { self.draft.defaults[which] };
+        Decision { action, rule: BY_DEFAULT[which], tried }
+    }
+
+    /// Returns the text of a rule, or the words for a default.
+    #[must_use]
+    pub fn describe(&self, rule: u16) -> String {
+        match self.draft.rules.get(usize::from(rule)) {
+            Some(rule) => format!("line {}: {}", rule.line, rule.text),
+            None => {
+                let which = usize::from(rule == BY_DEFAULT[1]);
+                let action = match self.draft.defaults[which] {
+                    Action::Allow => "allow",
+                    Action::Deny => "deny",
+                };
+                format!("by default: {} {action}", ["egress", "ingress"][which])
+            }
+        }
+    }
+}
+
+/// The addresses of one family, cut into ranges of the same class, and for each class the rules that may match there.
+#[derive(Debug)]
+struct Classes<T> {
+    /// First address of each range, from 0 on.
+    starts: Box<[T]>,
+    /// The class of each range.
+    class_of: Box<[u32]>,
+    /// The rules for each class: out, in.
+    lists: Box<[[Box<[u16]>; 2]]>,
+}
+
+impl Classes<u128> {
+    fn compile<M: Iterator<Item = Member>>(sets: impl Iterator<Item = M>, rules: &[Rule]) -> Classes<u128> {
+        // At which address a set begins or ends.
+        let mut edges: Vec<(u128, u16)> = Vec::new();
+        for (set, members) in (0..).zip(sets) {
+            for (first, last) in ranges(members) {
+                edges.push((first, set));
+                edges.extend(last.checked_add(1).map(|after| (after, set)));
+            }
+        }
+        edges.sort_unstable();
+        let (mut within, mut known) = (Vec::<u16>::new(), HashMap::<Vec<u16>, u32>::new());
+        let (mut starts, mut class_of, mut lists) = (Vec::new(), Vec::new(), Vec::new());
+        let mut add = |start: u128, within: &Vec<u16>| {
+            let class = *known.entry(within.clone()).or_insert_with(|| {
+                let list = |direction: usize| {
+                    let is_candidate = |rule: &Rule| {
+                        let here = match &rule.remote {
+                            Remote::Any => true,
+                            Remote::Sets(sets) => sets.iter().any(|set| within.binary_search(set).is_ok()),
+                        };
+                        here && rule.directions[direction]
+                    };
+                    let candidates = (0u16..).zip(rules).filter(|(_, rule)| is_candidate(rule));
+                    candidates.map(|(number, _)| number).collect()
+                };
+                lists.push([list(0), list(1)]);
+                lists.len() as u32 - 1
+            });
+            if class_of.last() != Some(&class) {
+                starts.push(start);
+                class_of.push(class);
+            }
+        };
+        if edges.first().is_none_or(|(first, _)| *first > 0) {
+            add(0, &within);
+        }
+        for edges in edges.chunk_by(|(one, _), (other, _)| one == other) {
+            for (_, set) in edges {
+                match within.binary_search(set) {
+                    Ok(at) => drop(within.remove(at)),
+                    Err(at) => within.insert(at, *set),
+                }
+            }
+            add(edges[0].0, &within);
+        }
+        Classes { starts: starts.into(), class_of: class_of.into(), lists: lists.into() }
+    }
+}
+
+impl<T: Ord> Classes<T> {
+    /// Returns the rules that may match where the remote end has this address.
+    #[inline]
+    fn rules(&self, address: T, direction: usize) -> &[u16] {
+        let range = self.starts.partition_point(|start| *start <= address) - 1;
+        &self.lists[self.class_of[range] as usize][direction]
+    }
+}
+
+/// Returns true if an address is in a set, for tests and for people.
+#[must_use]
+pub fn is_in(set: &[Member], address: IpAddr) -> bool {
+    let family = set.iter().filter(|member| member.prefix.is_v4() == address.is_ipv4()).copied();
+    ranges(family).iter().any(|(first, last)| (first..=last).contains(&&number(address)))
+}

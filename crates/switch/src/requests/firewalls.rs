@@ -1,0 +1,107 @@
+//! What is asked about the firewall of a port: `ringferry ctl firewall`.
+
+use ringferry_control::capture::Direction as Side;
+use ringferry_control::firewall::{DenialReport, FirewallReport, FlowReport, RuleCounts};
+use ringferry_firewall::{Counts, Cursor, Direction, Firewall};
+
+use super::Requests;
+
+/// Conversations that are told at most: an answer is a line.
+const MAX_CONVERSATIONS: usize = 10_000;
+
+impl Requests<'_> {
+    /// Tells of the firewall of a port, with up to `conversations` of those that it knows.
+    ///
+    /// # Errors
+    /// There is no such port, or it has no firewall, for people.
+    pub(super) fn firewall(
+        &self,
+        name: &str,
+        conversations: Option<usize>,
+    ) -> Result<FirewallReport, String> {
+        let entry = self.ports.entry_of(name).ok_or_else(|| self.no_such_port(name))?;
+        let Some(rule) = &entry.rules.firewall else {
+            return Err(format!(
+                "{name} has no firewall: `ringferry ctl set {name} firewall=POLICY` gives it one, with the policy POLICY.policy in the directory of policies"
+            ));
+        };
+        let interface = self.ports.interface(name).ok_or_else(|| {
+            format!(
+                "{name} stands for several interfaces, each with a firewall of its own: ask for one of them"
+            )
+        })?;
+        let report =
+            FirewallReport { port: name.to_owned(), policy: rule.name.clone(), ..FirewallReport::default() };
+        Ok(match self.workers.firewall(interface.id) {
+            Some(firewall) => tell(&firewall, self.workers.seconds(), conversations, report),
+            None => report,
+        })
+    }
+}
+
+fn tell(
+    firewall: &Firewall,
+    now: u32,
+    conversations: Option<usize>,
+    report: FirewallReport,
+) -> FirewallReport {
+    let policy = firewall.policy();
+    let counts = |line: usize, text: String, Counts { flows, packets, bytes }: Counts| RuleCounts {
+        line: line as u64,
+        text,
+        flows,
+        packets,
+        bytes,
+    };
+    let rules = policy.draft().rules.iter().zip(firewall.counts());
+    let [out, into] = firewall.default_counts();
+    let [always, odd] = firewall.other_counts();
+    let [egress, ingress] = ringferry_firewall::BY_DEFAULT.map(|rule| policy.describe(rule));
+    let (mut denials, denials_missed) = firewall.denials(&mut Cursor::default());
+    denials.sort_by_key(|denial| std::cmp::Reverse(denial.at));
+    let denials = denials.into_iter().map(|denial| DenialReport {
+        seconds_ago: now.saturating_sub(denial.at).into(),
+        // What a guest sends comes in.
+        direction: if denial.direction == Direction::Out { Side::In } else { Side::Out },
+        protocol: denial.ends.protocol,
+        local: denial.ends.source,
+        local_port: denial.ends.ports[0],
+        remote: denial.ends.destination,
+        remote_port: denial.ends.ports[1],
+        vlan: denial.vlan,
+        rule: policy.describe(denial.rule),
+        passed: denial.passed,
+    });
+    let mut flows: Vec<_> = firewall.flows(now).collect();
+    let known = flows.len() as u64;
+    flows.sort_by_key(|flow| std::cmp::Reverse(flow.bytes));
+    flows.truncate(conversations.unwrap_or(0).min(MAX_CONVERSATIONS));
+    let conversations = flows.into_iter().map(|flow| FlowReport {
+        protocol: flow.ends.protocol,
+        local: flow.ends.source,
+        local_port: flow.ends.ports[0],
+        remote: flow.ends.destination,
+        remote_port: flow.ends.ports[1],
+        vlan: flow.vlan,
+        opened_by_guest: flow.is_out,
+        answered: flow.is_answered,
+        silent_seconds: flow.silent.into(),
+        left_seconds: flow.left.into(),
+        bytes: flow.bytes,
+        rule: policy.describe(flow.rule),
+    });
+    FirewallReport {
+        dry_run: policy.draft().dry_run,
+        rules: rules.map(|(rule, counted)| counts(rule.line, rule.text.clone(), counted)).collect(),
+        egress: counts(0, egress, out),
+        ingress: counts(0, ingress, into),
+        always: counts(0, "always: address resolution and leases".to_owned(), always),
+        odd: counts(0, "never: not IP, malformed, led elsewhere".to_owned(), odd),
+        flows: known,
+        flows_max: firewall.room() as u64,
+        denials: denials.collect(),
+        denials_missed,
+        conversations: conversations.collect(),
+        ..report
+    }
+}
