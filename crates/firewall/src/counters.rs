@@ -48,8 +48,12 @@ impl Counters {
     #[inline]
     pub(crate) fn count(&self, worker: usize, rule: u16, opened: bool, bytes: u64) {
         let Some(cells) = self.workers.get(worker) else { return };
-        let at = index(rule, cells.len() - BESIDE);
-        let Some(cell) = cells.get(at) else { return };
+        // Rules come first, and what has a number of its own behind them.
+        let cell = match cells.get(usize::from(rule)) {
+            Some(cell) if usize::from(rule) < cells.len() - BESIDE => Some(cell),
+            _ => cells.get(index(rule, cells.len() - BESIDE)),
+        };
+        let Some(cell) = cell else { return };
         let add = |counter: &AtomicU64, number: u64| {
             counter.store(counter.load(Ordering::Relaxed).wrapping_add(number), Ordering::Relaxed);
         };

@@ -40,7 +40,7 @@ const HOME_ADDRESS: u8 = 0xc9;
 pub(crate) const FIN: u8 = 1;
 pub(crate) const RST: u8 = 4;
 /// Offset of the flags in a TCP header.
-const TCP_FLAGS: usize = 13;
+pub(crate) const TCP_FLAGS: usize = 13;
 /// Offset of the checksum in a message of ICMP.
 const ICMP_CHECKSUM: usize = 2;
 

@@ -12,6 +12,7 @@
 //! | `address` | prefixes, and sets of them in which the longest match decides |
 //! | `policy` | rules, compiled by classes of addresses |
 //! | `headers` | which conversation a frame belongs to; strict about what could be read in two ways |
+//! | `plain` | the short way to the flow of what most packets are |
 //! | `flows` | the table of flows that were allowed, shared without locks |
 //! | `firewall` | the verdict on a frame |
 //! | `counters`, `denials` | what is told of it |
@@ -24,6 +25,7 @@ mod file;
 mod firewall;
 mod flows;
 mod headers;
+mod plain;
 mod policy;
 
 pub use address::{Member, Prefix, PrefixError};

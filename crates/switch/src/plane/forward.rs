@@ -371,6 +371,9 @@ impl Forwarder {
                 addresses
             }));
         }
+        if let Some(firewall) = policy.and_then(PortPolicy::firewall) {
+            firewall.fetch(Direction::Out, burst.frames().iter());
+        }
         // The hash of an address of a frame, which was made before if it was fetched.
         let hash = |fdb: &Fdb, index: usize, which: usize, vid: Vid, mac: Mac| match hashed.get(index) {
             Some(addresses) if addresses[which].is_of(vid, mac) => addresses[which],
@@ -650,6 +653,9 @@ fn leave<P: Queues>(
 ) {
     let closed = closed_to(port, sender);
     retags.clear();
+    if let Some(firewall) = port.firewall() {
+        firewall.fetch(Direction::In, picks.iter().map(|index| &burst.frames()[*index as usize]));
+    }
     picks.retain(|&index| {
         let (frame, decision) = (&burst.frames()[index as usize], &mut decisions[index as usize]);
         let way = way_out(port, closed, decision.tagged, frame.prefix());

@@ -70,6 +70,17 @@ impl PortFirewall {
         }
     }
 
+    /// Has the processor fetch what will be read for these frames of a burst, if there are so many flows that it is worth it.
+    #[inline]
+    pub(crate) fn fetch<'f>(&self, direction: Direction, frames: impl Iterator<Item = &'f Frame>) {
+        if let Some(firewall) = self.firewall.as_ref().filter(|firewall| firewall.is_large()) {
+            for frame in frames {
+                let (header, bytes, len) = (&frame.header, frame.prefix(), frame.len as usize);
+                firewall.fetch(direction, View { header, bytes, len, peek: &|_| None });
+            }
+        }
+    }
+
     /// Returns whether a frame would pass, and by which rule; nothing of the question remains.
     pub(crate) fn would_pass(
         &self,
