@@ -25,6 +25,7 @@ use std::ops::RangeInclusive;
 use ringferry_packet::parse::{PROTO_SCTP, PROTO_TCP, PROTO_UDP};
 
 use crate::address::{BUILT_IN, Member};
+use crate::dns::Pattern;
 use crate::flows::FLOWS;
 use crate::policy::{Action, Draft, MAX_PREFIXES, MAX_RULES, Policy, Protocol, Remote, Rule, Source};
 
@@ -79,6 +80,7 @@ pub fn read(
         names: HashMap::new(),
         prefixes: 0,
         files: BTreeMap::new(),
+        first_name: None,
         mistakes: Vec::new(),
         given: HashMap::new(),
     };
@@ -87,6 +89,13 @@ pub fn read(
         if let Err(message) = reader.line(line, text) {
             reader.mistake(line, message);
         }
+    }
+    if let Some(line) = reader.first_name.filter(|_| reader.draft.resolvers.is_empty()) {
+        reader.mistake(
+            line,
+            "names need a line `resolver ADDRESS`, with the name servers whose answers are believed"
+                .to_owned(),
+        );
     }
     match reader.mistakes.is_empty() {
         true => Ok(Policy::new(reader.draft, Source { text: text.to_owned(), files: reader.files })),
@@ -103,14 +112,16 @@ struct Reader<'r> {
     prefixes: usize,
     /// The files of sets that were read, by name.
     files: BTreeMap<String, String>,
+    /// The line of the first rule with a name.
+    first_name: Option<usize>,
     /// Settings that were given, and in which line.
     given: HashMap<&'static str, usize>,
     mistakes: Vec<Mistake>,
 }
 
 /// The words that begin a line.
-const FIRST: [&str; 9] =
-    ["allow", "deny", "set", "egress", "ingress", "dry-run", "dhcp", "ethertype", "flows"];
+const FIRST: [&str; 10] =
+    ["allow", "deny", "set", "egress", "ingress", "dry-run", "dhcp", "ethertype", "flows", "resolver"];
 
 impl Reader<'_> {
     fn mistake(&mut self, line: usize, message: String) {
@@ -166,6 +177,7 @@ impl Reader<'_> {
                 Ok(())
             }
             "ethertype" => self.ether_types(&rest),
+            "resolver" => self.resolvers(&rest),
             other => Err(format!("{other:?} begins no line of a policy; known: {}", FIRST.join(", "))),
         }
     }
@@ -196,6 +208,17 @@ impl Reader<'_> {
                 return Err(format!("{word} cannot pass as a whole: rules say what of it does"));
             }
             self.draft.ether_types.push(number);
+        }
+        Ok(())
+    }
+
+    fn resolvers(&mut self, words: &[&str]) -> Result<(), String> {
+        if words.is_empty() {
+            return Err("resolver takes the addresses of name servers: resolver 10.0.0.53".to_owned());
+        }
+        for word in words.iter().flat_map(|word| word.split(',')).filter(|word| !word.is_empty()) {
+            let address = word.parse().map_err(|_| format!("{word:?} is no address of a name server"))?;
+            self.draft.resolvers.push(address);
         }
         Ok(())
     }
@@ -291,7 +314,7 @@ impl Reader<'_> {
             None | Some(&("port" | "to" | "from")) => Protocol::Any,
             Some(_) => protocol(&mut words)?,
         };
-        let (mut ports, mut remote) = (Vec::new(), Remote::Any);
+        let (mut ports, mut ends) = (Vec::new(), None);
         while let Some(word) = words.next() {
             match word {
                 "port" if ports.is_empty() => {
@@ -302,7 +325,7 @@ impl Reader<'_> {
                         return Err("port only goes with tcp, udp or sctp, before it".to_owned());
                     }
                 }
-                "to" | "from" if remote == Remote::Any => {
+                "to" | "from" if ends.is_none() => {
                     match (word, directions) {
                         ("to", [_, true]) => {
                             return Err(
@@ -314,22 +337,23 @@ impl Reader<'_> {
                         }
                         _ => {}
                     }
-                    let mut sets = Vec::new();
-                    while let Some(ends) = words.next_if(|word| *word != "port") {
-                        for end in ends.split(',').filter(|end| !end.is_empty()) {
-                            sets.extend(self.remote(end)?);
+                    let mut given = Vec::new();
+                    while let Some(words) = words.next_if(|word| *word != "port") {
+                        for end in words.split(',').filter(|end| !end.is_empty()) {
+                            given.push(self.end(end)?);
                         }
                     }
-                    if sets.is_empty() {
+                    if given.is_empty() {
                         return Err(format!(
-                            "{word} takes addresses, sets as @NAME, private, metadata, multicast or any"
+                            "{word} takes addresses, sets as @NAME, names, private, metadata, multicast or any"
                         ));
                     }
-                    remote = if sets.contains(&None) {
-                        Remote::Any
-                    } else {
-                        Remote::Sets(sets.into_iter().flatten().collect())
-                    };
+                    if given.iter().any(|end| matches!(end, End::Name(_)))
+                        && (action, directions) != (Action::Allow, [true, false])
+                    {
+                        return Err("names are for allow out alone: who else asks for them, and how, nobody sees here".to_owned());
+                    }
+                    ends = Some(given);
                 }
                 other => {
                     return Err(format!(
@@ -338,6 +362,16 @@ impl Reader<'_> {
                 }
             }
         }
+        let (mut sets, mut names, mut all) = (Vec::new(), Vec::new(), ends.is_none());
+        for end in ends.into_iter().flatten() {
+            match end {
+                End::Any => all = true,
+                End::Set(set) => sets.push(set),
+                End::Name(name) => names.push(name),
+            }
+        }
+        let remote = if all { Remote::Any } else { Remote::Sets(sets) };
+        self.first_name = self.first_name.or_else(|| names.first().map(|_| line));
         if self.draft.rules.len() == MAX_RULES {
             return Err(format!("there are more than {MAX_RULES} rules: put addresses into sets"));
         }
@@ -346,20 +380,20 @@ impl Reader<'_> {
             Some((end, _)) => format!("{}...", &text[..end]),
             None => text,
         };
-        self.draft.rules.push(Rule { action, directions, protocol, ports, remote, line, text });
+        let rule = Rule { action, directions, protocol, ports, remote, names, line, text };
+        self.draft.rules.push(rule);
         Ok(())
     }
 
-    /// Returns the set that an end is of, or `None` in it for all.
-    fn remote(&mut self, end: &str) -> Result<Vec<Option<u16>>, String> {
+    /// Reads one of the other ends of a rule.
+    fn end(&mut self, end: &str) -> Result<End, String> {
         if end == "any" {
-            return Ok(vec![None]);
+            return Ok(End::Any);
         }
         if let Some(name) = end.strip_prefix('@') {
-            let known = self.names.get(name).copied();
-            let known = known
-                .ok_or_else(|| format!("there is no set {name:?} before this line: write set {name} ..."))?;
-            return Ok(vec![Some(known)]);
+            let known = self.names.get(name).copied().map(End::Set);
+            return known
+                .ok_or_else(|| format!("there is no set {name:?} before this line: write set {name} ..."));
         }
         let is_new = !self.names.contains_key(end);
         if let Some((_, prefixes)) = BUILT_IN.iter().find(|(word, _)| *word == end) {
@@ -369,10 +403,26 @@ impl Reader<'_> {
             if is_new {
                 self.draft.sets[usize::from(number)].extend(members);
             }
-            return Ok(vec![Some(number)]);
+            return Ok(End::Set(number));
+        }
+        let member = member(end);
+        // An address that is none may be a name: one with a letter in its last label, as no name of the internet is without.
+        let last = end.rsplit('.').next().unwrap_or_default();
+        if member.is_err()
+            && end.contains('.')
+            && !end.contains(['/', ':', '!'])
+            && !last.bytes().all(|byte| byte.is_ascii_digit())
+        {
+            let pattern = Pattern::read(end)?;
+            let known = self.draft.names.iter().position(|known| *known == pattern);
+            let number = known.unwrap_or_else(|| {
+                self.draft.names.push(pattern);
+                self.draft.names.len() - 1
+            });
+            return u16::try_from(number).map(End::Name).map_err(|_| "there are too many names".to_owned());
         }
         // A set of its own for each address; one that stands in several rules is one.
-        let member = member(end)?;
+        let member = member?;
         if member.excepted {
             return Err(format!("{end} excepts addresses from a set: it has no meaning in a rule"));
         }
@@ -380,8 +430,15 @@ impl Reader<'_> {
         if is_new {
             self.add(number, member)?;
         }
-        Ok(vec![Some(number)])
+        Ok(End::Set(number))
     }
+}
+
+/// One of the other ends of a rule.
+enum End {
+    Any,
+    Set(u16),
+    Name(u16),
 }
 
 fn check_name(name: &str) -> Result<(), String> {

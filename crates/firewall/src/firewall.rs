@@ -3,6 +3,7 @@
 //! ```text
 //!   frame ─► headers ─┬─ odd ─────────────────────────────────────────────► denied
 //!                     ├─ neighbours, lease ───────────────────────────────► passes
+//!                     ├─ to or from a resolver ─► is the name allowed, or was it asked for? ─► passes, and its addresses are reached | denied
 //!                     ├─ later fragment ─► was the first one allowed? ────► passes | denied
 //!                     ├─ error ─► is the flow known that it is about? ────► passes | as a packet
 //!                     └─ packet ─► is its flow known? ─┬─ yes, under this policy ─► passes
@@ -20,9 +21,10 @@ use ringferry_packet::parse::PROTO_UDP;
 
 use crate::counters::{ALWAYS, Counters, Counts, ODD};
 use crate::denials::{Cursor, Denial, Denials};
+use crate::dns::{self, Message};
 use crate::flows::{Flags, Flow, FlowTable, Found, Key, Record, State};
 use crate::headers::{Doubt, Ends, Odd, Part, RST, Subject, View};
-use crate::policy::{Action, BY_DEFAULT, Direction, Policy};
+use crate::policy::{Action, BY_DEFAULT, Decision, Direction, Policy};
 
 /// The verdict on a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,14 +44,30 @@ pub enum Denied {
     Rule(u16),
     /// It is a fragment of a datagram whose first one did not pass.
     Fragment,
+    /// It asks for a name that no rule has.
+    Name,
     /// No conversation can be told of it.
     Odd(Odd),
+}
+
+/// Seconds within which a name server answers, if at all: stubs give up after 5, and ask anew.
+const ASKED: u32 = 15;
+
+/// Seconds for which an address is reached by its name: as long as the answer says, but not so short that whoever has asked cannot connect, nor for ever.
+const TIMES: std::ops::RangeInclusive<u32> = 30..=86_400;
+
+/// What is known until a time.
+fn until(state: State, now: u32, lasts: u32) -> State {
+    // What was answered is given up last where a table is full.
+    State { seen: now.saturating_add(lasts), flags: state.flags.with(Flags::ANSWERED), ..state }
 }
 
 /// The rules and the flows of one port. See the head of this file.
 #[derive(Debug)]
 pub struct Firewall {
     policy: Arc<Policy>,
+    /// Questions for names are looked at.
+    has_resolvers: bool,
     /// The number of the policy, by its low bits: flows that were allowed under another one are judged anew.
     generation: u8,
     flows: Arc<FlowTable>,
@@ -78,6 +96,10 @@ enum Act<'t> {
     Open(Key, State),
     /// A packet that would have opened one.
     Refuse(Denial, Option<(Key, State)>),
+    /// A question for a name: its flow, and what is known of the question.
+    Ask([(Key, State); 2]),
+    /// The answer to one: its flow, and what is known of the addresses.
+    Learn(Found<'t>, State, Vec<(Key, State)>),
 }
 
 /// A packet of a conversation, as it is judged.
@@ -104,7 +126,15 @@ impl Firewall {
     pub fn new(policy: Arc<Policy>, workers: usize, seed: [u64; 4]) -> Firewall {
         let flows = Arc::new(FlowTable::new(policy.draft().flows, seed));
         let counters = Counters::new(workers, policy.draft().rules.len());
-        Firewall { policy, generation: 0, flows, counters, denials: Arc::new(Denials::new(workers)) }
+        let has_resolvers = !policy.draft().resolvers.is_empty();
+        Firewall {
+            policy,
+            has_resolvers,
+            generation: 0,
+            flows,
+            counters,
+            denials: Arc::new(Denials::new(workers)),
+        }
     }
 
     /// Makes the firewall that is in force after this one: it has another policy, or the same one anew, and all flows.
@@ -117,7 +147,9 @@ impl Firewall {
             flows = Arc::new(FlowTable::new(policy.draft().flows, seed));
             self.flows.records(now).for_each(|record| flows.restore(record, now));
         }
-        Firewall { policy, generation, flows, counters, denials: Arc::clone(&self.denials) }
+        let has_resolvers = !policy.draft().resolvers.is_empty();
+        let denials = Arc::clone(&self.denials);
+        Firewall { policy, has_resolvers, generation, flows, counters, denials }
     }
 
     /// Returns its policy.
@@ -133,6 +165,7 @@ impl Firewall {
         let out = direction == Direction::Out;
         // Most packets are plain, and of flows that are known.
         if let Some((key, tcp)) = view.plain(out)
+            && !(self.has_resolvers && key.is_with_a_resolver())
             && let Some(found) = self.flows.find(&key, now)
             && found.state.generation == self.generation
         {
@@ -169,11 +202,18 @@ impl Firewall {
         }
         let bytes = view.len as u64;
         let tries = self.policy.draft().dry_run;
-        let opens = matches!(act, Act::Open(..) | Act::Refuse(..));
+        let opens = matches!(act, Act::Open(..) | Act::Refuse(..) | Act::Ask(..));
         match act {
             Act::Nothing => {}
             Act::Known(found, state) => found.update(state, bytes),
             Act::Open(key, state) => self.flows.insert(&key, state, now, bytes),
+            Act::Ask(known) => {
+                known.iter().for_each(|(key, state)| self.flows.insert(key, *state, now, bytes));
+            }
+            Act::Learn(found, state, addresses) => {
+                found.update(state, bytes);
+                addresses.iter().for_each(|(key, state)| self.flows.insert(key, *state, now, 0));
+            }
             Act::End(found, denial, state) => {
                 self.denials.note(worker, &denial);
                 if tries { found.update(state, bytes) } else { found.end() }
@@ -191,6 +231,12 @@ impl Firewall {
         }
         self.counters.count(worker, by, opens, bytes);
         if tries { Verdict::Pass } else { verdict }
+    }
+
+    /// Returns true if it denies questions for names, to which [`View::refusal`] is the answer.
+    #[must_use]
+    pub fn refuses_names(&self) -> bool {
+        self.has_resolvers
     }
 
     /// Says what [`judge`](Self::judge) would, and by which rule; nothing of it remains.
@@ -224,7 +270,22 @@ impl Firewall {
             Packet { direction, ends, vlan, tcp, now }
         };
         match subject {
-            Subject::Packet { ends, part: Part::Whole, flags_at } => {
+            Subject::Packet { ends, part: Part::Whole, l4, .. }
+                if self.is_with_a_resolver(direction, &ends) =>
+            {
+                match view.datagram(l4) {
+                    Ok(message) => self.names(packet(ends, None), Message::read(message)),
+                    Err(Doubt::Beyond) => Judged::of(Verdict::Beyond, ODD, Act::Nothing),
+                    Err(Doubt::Odd(odd)) => Judged::denied(Denied::Odd(odd)),
+                }
+            }
+            // Nobody could tell what is asked for in it.
+            Subject::Packet { ends, part: Part::First(_), .. }
+                if self.is_with_a_resolver(direction, &ends) =>
+            {
+                Judged::denied(Denied::Odd(Odd::Fragmented))
+            }
+            Subject::Packet { ends, part: Part::Whole, flags_at, .. } => {
                 self.whole(packet(ends, flags_at.and_then(|at| view.byte(at))))
             }
             Subject::Packet { ends, part: Part::First(identification), .. } => {
@@ -261,7 +322,7 @@ impl Firewall {
         let mut state = found.state.after(packet.is_out(), packet.tcp, packet.now);
         if state.generation != self.generation {
             let opener = if state.flags.has(Flags::OUT) { Direction::Out } else { Direction::In };
-            let decision = self.policy.decide(opener, &as_opened(opener, packet.ends));
+            let decision = self.decide(opener, &as_opened(opener, packet.ends), packet.now);
             let by = decision.rule;
             state = State { generation: self.generation, rule: by, ..state };
             if decision.action == Action::Deny {
@@ -270,6 +331,62 @@ impl Firewall {
             }
         }
         Judged::of(Verdict::Pass, state.rule, Act::Known(found, state))
+    }
+
+    /// Returns true for a packet between the guest and the UDP port of a name server that the policy names.
+    fn is_with_a_resolver(&self, direction: Direction, ends: &Ends) -> bool {
+        let (remote, port) = match direction {
+            Direction::Out => (ends.destination, ends.ports[1]),
+            Direction::In => (ends.source, ends.ports[0]),
+        };
+        self.has_resolvers
+            && (port, ends.protocol) == (dns::PORT, PROTO_UDP)
+            && self.policy.draft().resolvers.contains(&remote)
+    }
+
+    /// Judges a message to a name server, or from one. A question passes if it is for a name of a rule. An answer passes if it is the one to such a question,
+    /// and the addresses in it are reached from then on.
+    fn names(&self, packet: Packet, message: Option<Message>) -> Judged<'_> {
+        let Packet { direction, ends, vlan, now, .. } = packet;
+        let key = Key::flow(&ends, vlan);
+        match (direction, message) {
+            (Direction::Out, Some(Message::Query(question))) => {
+                let Some((_, rule)) = self.policy.names_for(&question.name).next() else {
+                    let by = BY_DEFAULT[0];
+                    let act = Act::Refuse(self.denial(packet, by), None);
+                    return Judged::of(Verdict::Deny(Denied::Name), by, act);
+                };
+                let asked = Key::query(&ends, vlan, question.id, question.number());
+                let state = self.opened(direction, rule, now);
+                let known = [(key, state), (asked, until(state, now, ASKED))];
+                Judged::of(Verdict::Pass, rule, Act::Ask(known))
+            }
+            (Direction::In, Some(Message::Response(question, addresses))) => {
+                let asked = Key::query(&ends, vlan, question.id, question.number());
+                let (Some(found), Some(_)) = (self.flows.find(&key, now), self.flows.find(&asked, now))
+                else {
+                    return self.asks(packet, None);
+                };
+                let state = found.state.after(false, None, now);
+                let names: Vec<_> = self.policy.names_for(&question.name).collect();
+                let learned = addresses.iter().flat_map(|(address, ttl)| {
+                    let lasts = (*ttl).clamp(*TIMES.start(), *TIMES.end());
+                    names.iter().map(move |(name, rule)| {
+                        let state = State { rule: *rule, ..state };
+                        (Key::name(*name, *address), until(state, now, lasts))
+                    })
+                });
+                let learned = learned.collect();
+                Judged::of(Verdict::Pass, state.rule, Act::Learn(found, state, learned))
+            }
+            _ => Judged::denied(Denied::Odd(Odd::Malformed)),
+        }
+    }
+
+    /// Asks the rules who may open a flow, with the names that addresses have now.
+    fn decide(&self, opener: Direction, ends: &Ends, now: u32) -> Decision {
+        let has_name = |name, address| self.flows.find(&Key::name(name, address), now).is_some();
+        self.policy.decide(opener, ends, has_name)
     }
 
     #[cold]
@@ -294,7 +411,7 @@ impl Firewall {
     /// Asks the rules about a packet of no known flow. If it passes, its flow is known from now on by `key`.
     fn asks(&self, packet: Packet, key: Option<Key>) -> Judged<'_> {
         let Packet { direction, ends, tcp, now, .. } = packet;
-        let decision = self.policy.decide(direction, &as_opened(direction, ends));
+        let decision = self.decide(direction, &as_opened(direction, ends), now);
         let by = decision.rule;
         // A reset is the end of something that is not known.
         let key = key.filter(|_| tcp.is_none_or(|flags| flags & RST == 0));

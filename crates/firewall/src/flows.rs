@@ -25,6 +25,7 @@ use ringferry_packet::parse::{PROTO_TCP, PROTO_UDP};
 use zerocopy::FromZeros;
 
 use crate::address::number;
+use crate::dns;
 use crate::headers::{Ends, FIN, PROTO_ICMP, PROTO_ICMPV6, RST};
 
 /// Flows that a table has room for, at least and at most.
@@ -58,6 +59,10 @@ pub(crate) enum Kind {
     Fragments = 2,
     /// A host that has asked for an address, and may be answered.
     Lease = 3,
+    /// An address that a name has, until the second in `seen`: the name's pattern is in place of the guest's address.
+    Name = 4,
+    /// A question for a name, until the second in `seen`: a hash of it is in place of the guest's address, and its number and the guest's port of the ports.
+    Query = 5,
 }
 
 /// The name of a flow, the same in both directions.
@@ -80,6 +85,27 @@ impl Key {
     /// The key of a host that asks for an address.
     pub(crate) fn lease(is_v4: bool, vlan: u16) -> Key {
         Key([0, 0, 0, 0, tail(Kind::Lease, is_v4, 0, vlan, 0)])
+    }
+
+    /// The key of an address that a name of this pattern has.
+    pub(crate) fn name(pattern: u64, address: IpAddr) -> Key {
+        let remote = number(address);
+        let tail = tail(Kind::Name, address.is_ipv4(), 0, 0, 0);
+        Key([pattern, 0, remote as u64, (remote >> 64) as u64, tail])
+    }
+
+    /// The key of a question that the guest has asked a resolver: its `ends` are seen from the guest.
+    pub(crate) fn query(ends: &Ends, vlan: u16, id: u16, question: u64) -> Key {
+        let remote = number(ends.destination);
+        let ports = u32::from(ends.ports[0]) << 16 | u32::from(id);
+        let tail = tail(Kind::Query, ends.destination.is_ipv4(), ends.protocol, vlan, ports);
+        Key([question, 0, remote as u64, (remote >> 64) as u64, tail])
+    }
+
+    /// Returns true for a conversation with the UDP port of name servers.
+    #[inline]
+    pub(crate) fn is_with_a_resolver(&self) -> bool {
+        (self.0[4] >> 32) as u16 == dns::PORT && self.protocol() == PROTO_UDP
     }
 
     #[inline]
@@ -227,6 +253,9 @@ impl State {
         let flags = self.flags;
         if key.kind_is(Kind::Fragments) || key.kind_is(Kind::Lease) {
             return FRAGMENTS;
+        }
+        if key.kind_is(Kind::Name) || key.kind_is(Kind::Query) {
+            return 0;
         }
         match key.protocol() {
             PROTO_TCP if flags.has(Flags::RESET) => TCP_RESET,

@@ -44,9 +44,8 @@ pub(crate) const TCP_FLAGS: usize = 13;
 /// Offset of the checksum in a message of ICMP.
 const ICMP_CHECKSUM: usize = 2;
 
-/// Bytes of a frame that are looked at, at most: two tags, the longest IPv4 header, ICMP, and the same again inside of an error; or IPv6 with a few
-/// extension headers.
-pub const HEAD: usize = 256;
+/// Bytes of a frame that are looked at, at most: an answer of the domain name system, of which some 1400 bytes are usual. All headers take less than 300.
+pub const HEAD: usize = 2048;
 
 /// A frame, or the beginning of one.
 #[derive(Clone, Copy)]
@@ -133,6 +132,8 @@ pub enum Subject {
         ends: Ends,
         /// Whether it is all of a datagram.
         part: Part,
+        /// Where its transport header is.
+        l4: usize,
         /// Where the flags of its TCP header are, if it has one.
         flags_at: Option<usize>,
     },
@@ -166,6 +167,20 @@ impl View<'_> {
             other => return Err(Doubt::Odd(Odd::NotIp(other))),
         };
         Ok((subject, vlan))
+    }
+
+    /// Returns the payload of the UDP datagram at `l4`.
+    ///
+    /// # Errors
+    /// [`Doubt`]: it is cut short, or has no length.
+    pub(crate) fn datagram(&self, l4: usize) -> Result<&[u8], Doubt> {
+        const UDP_LEN: usize = 8;
+        let [high, low] = self.array(l4 + 4)?;
+        let end = l4 + usize::from(u16::from_be_bytes([high, low]));
+        if end < l4 + UDP_LEN || end > self.len {
+            return Err(MALFORMED);
+        }
+        self.bytes.get(l4 + UDP_LEN..end).ok_or_else(|| self.cut(end))
     }
 
     /// Returns a byte that decides nothing.
@@ -262,7 +277,7 @@ impl View<'_> {
     /// Reads the transport header at `at`.
     #[inline]
     fn transport(self, ends: Ends, part: Part, at: usize) -> Result<Subject, Doubt> {
-        let packet = |ends, flags_at| Ok(Subject::Packet { ends, part, flags_at });
+        let packet = |ends, flags_at| Ok(Subject::Packet { ends, part, l4: at, flags_at });
         if matches!(part, Part::Later(_)) {
             self.is_untouched(at)?;
             return packet(ends, None);
@@ -297,7 +312,7 @@ impl View<'_> {
             return self.error(ends, at + 8);
         }
         self.is_untouched_but(at + 8, at + ICMP_CHECKSUM)?;
-        self.query(ends, part, ECHO.contains(&kind).then_some([high, low]))
+        self.query(ends, (part, at), ECHO.contains(&kind).then_some([high, low]))
     }
 
     fn icmpv6(self, ends: Ends, l3: usize, at: usize) -> Result<Subject, Doubt> {
@@ -316,14 +331,19 @@ impl View<'_> {
             ROUTER_ADVERTISEMENT if hops == 255 => Ok(Subject::Router(ends)),
             _ if NEIGHBOURS.contains(&kind) && hops == 255 => Ok(Subject::Neighbours),
             _ if LISTENERS.contains(&kind) && hops == 1 => Ok(Subject::Neighbours),
-            _ => self.query(ends, Part::Whole, ECHO.contains(&kind).then_some([high, low])),
+            _ => self.query(ends, (Part::Whole, at), ECHO.contains(&kind).then_some([high, low])),
         }
     }
 
     /// A message of ICMP that is no error. Those with an identifier are of a conversation.
-    fn query(self, ends: Ends, part: Part, identifier: Option<[u8; 2]>) -> Result<Subject, Doubt> {
+    fn query(
+        self,
+        ends: Ends,
+        (part, l4): (Part, usize),
+        identifier: Option<[u8; 2]>,
+    ) -> Result<Subject, Doubt> {
         let port = identifier.map_or(0, u16::from_be_bytes);
-        Ok(Subject::Packet { ends: Ends { ports: [port; 2], ..ends }, part, flags_at: None })
+        Ok(Subject::Packet { ends: Ends { ports: [port; 2], ..ends }, part, l4, flags_at: None })
     }
 
     /// Reads the packet at `at` that an error is about. Its lengths are those that it had, and it is cut short.

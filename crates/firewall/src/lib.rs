@@ -14,6 +14,8 @@
 //! | `headers` | which conversation a frame belongs to; strict about what could be read in two ways |
 //! | `plain` | the short way to the flow of what most packets are |
 //! | `flows` | the table of flows that were allowed, shared without locks |
+//! | `dns` | messages of the domain name system, by whose answers names are reached |
+//! | `refusal` | the answer to a question for a name that is not allowed |
 //! | `firewall` | the verdict on a frame |
 //! | `counters`, `denials` | what is told of it |
 #![forbid(unsafe_code)]
@@ -21,16 +23,19 @@
 mod address;
 mod counters;
 mod denials;
+mod dns;
 mod file;
 mod firewall;
 mod flows;
 mod headers;
 mod plain;
 mod policy;
+mod refusal;
 
 pub use address::{Member, Prefix, PrefixError};
 pub use counters::Counts;
 pub use denials::{Cursor, Denial};
+pub use dns::Pattern;
 pub use file::{Mistake, Mistakes, read};
 pub use firewall::{Denied, Firewall, Verdict};
 pub use flows::{FLOWS, Flow, Record};

@@ -101,7 +101,7 @@ mod tests {
             let bytes = &frame[..frame.len().min(have)];
             let view = View { header: &header, bytes, len: frame.len(), peek: &peek };
             if let Some((key, flags)) = view.plain(out) {
-                let Ok((Subject::Packet { ends, part: Part::Whole, flags_at }, 0)) = view.subject() else {
+                let Ok((Subject::Packet { ends, part: Part::Whole, flags_at, .. }, 0)) = view.subject() else {
                     return Err(TestCaseError::fail("it is not plain"));
                 };
                 let ends = if out { ends } else { ends.reversed() };

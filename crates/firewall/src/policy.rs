@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
 use crate::address::{Member, number, ranges};
+use crate::dns::{self, Pattern};
 use crate::headers::{Ends, PROTO_ICMP, PROTO_ICMPV6};
 
 /// Most rules of a policy: as many are tried for a packet that opens a flow.
@@ -93,6 +94,8 @@ pub struct Rule {
     pub ports: Vec<RangeInclusive<u16>>,
     /// The other ends.
     pub remote: Remote,
+    /// Names of further other ends, by number.
+    pub names: Vec<u16>,
     /// The line of the file.
     pub line: usize,
     /// What is written there.
@@ -116,6 +119,10 @@ pub struct Draft {
     pub rules: Vec<Rule>,
     /// The sets, by number.
     pub sets: Vec<Vec<Member>>,
+    /// Names that rules are about, by number.
+    pub names: Vec<Pattern>,
+    /// The resolvers that may be asked for them.
+    pub resolvers: Vec<IpAddr>,
     /// What would be dropped passes, and is told all the same.
     pub dry_run: bool,
     /// Hosts may ask for addresses, and be answered.
@@ -132,6 +139,8 @@ impl Default for Draft {
             defaults: [Action::Deny; 2],
             rules: Vec::new(),
             sets: Vec::new(),
+            names: Vec::new(),
+            resolvers: Vec::new(),
             dry_run: false,
             dhcp: true,
             ether_types: Vec::new(),
@@ -160,6 +169,8 @@ pub struct Source {
 pub struct Policy {
     source: Source,
     draft: Draft,
+    /// The numbers of names.
+    numbers: Box<[u64]>,
     v4: Classes<u32>,
     v6: Classes<u128>,
 }
@@ -179,8 +190,6 @@ pub struct Decision {
     pub action: Action,
     /// The rule.
     pub rule: u16,
-    /// Rules that were tried, which is what the decision costs.
-    pub tried: u16,
 }
 
 impl Policy {
@@ -198,7 +207,17 @@ impl Policy {
         // A range above the last address of IPv4 is looked up by nobody.
         let starts = v4.starts.iter().map_while(|start| u32::try_from(*start).ok()).collect();
         let v4 = Classes { starts, class_of: v4.class_of, lists: v4.lists };
-        Policy { source, draft, v4, v6 }
+        let numbers = draft.names.iter().map(|name| dns::number(name.to_string().as_bytes())).collect();
+        Policy { source, draft, numbers, v4, v6 }
+    }
+
+    /// Returns the names that are for this one, with the rule of each.
+    pub(crate) fn names_for(&self, name: &dns::Name) -> impl Iterator<Item = (u64, u16)> {
+        let rule_of = |number: u16| self.draft.rules.iter().position(|rule| rule.names.contains(&number));
+        let matching = (0u16..).zip(&self.draft.names).filter(move |(_, pattern)| pattern.matches(name));
+        matching.map(move |(number, _)| {
+            (self.numbers[usize::from(number)], rule_of(number).map_or(BY_DEFAULT[0], |rule| rule as u16))
+        })
     }
 
     /// Returns the text that it was made of.
@@ -213,9 +232,14 @@ impl Policy {
         &self.draft
     }
 
-    /// Decides whether somebody may open a flow with a packet of these ends, which are seen from who opens it.
-    #[must_use]
-    pub fn decide(&self, direction: Direction, ends: &Ends) -> Decision {
+    /// Decides whether somebody may open a flow with a packet of these ends, which are seen from who opens it. `has_name` says whether an address has a name, given by its
+    /// [number](Self::name_number).
+    pub(crate) fn decide(
+        &self,
+        direction: Direction,
+        ends: &Ends,
+        has_name: impl Fn(u64, IpAddr) -> bool,
+    ) -> Decision {
         let which = direction as usize;
         let remote = match direction {
             Direction::Out => ends.destination,
@@ -226,16 +250,19 @@ impl Policy {
             IpAddr::V6(address) => self.v6.rules(address.to_bits(), which),
         };
         let port = ends.ports[1];
-        for (tried, number) in (1..).zip(candidates) {
-            let rule = &self.draft.rules[usize::from(*number)];
-            if rule.matches(ends.protocol, port) {
-                return Decision { action: rule.action, rule: *number, tried };
+        for candidate in candidates {
+            let number = candidate & !BY_NAME;
+            let rule = &self.draft.rules[usize::from(number)];
+            let is_there = |name: &u16| has_name(self.numbers[usize::from(*name)], remote);
+            if rule.matches(ends.protocol, port)
+                && (candidate & BY_NAME == 0 || rule.names.iter().any(is_there))
+            {
+                return Decision { action: rule.action, rule: number };
             }
         }
-        let tried = candidates.len() as u16;
         // What is within a tunnel goes wherever its other end takes it.
         let action = if TUNNELS.contains(&ends.protocol) { Action::Deny } else { self.draft.defaults[which] };
-        Decision { action, rule: BY_DEFAULT[which], tried }
+        Decision { action, rule: BY_DEFAULT[which] }
     }
 
     /// Returns the text of a rule, or the words for a default.
@@ -254,6 +281,9 @@ impl Policy {
         }
     }
 }
+
+/// Marks a rule in a list that is for the addresses of the class only if they have its names.
+const BY_NAME: u16 = 1 << 15;
 
 /// The addresses of one family, cut into ranges of the same class, and for each class the rules that may match there.
 #[derive(Debug)]
@@ -282,15 +312,16 @@ impl Classes<u128> {
         let mut add = |start: u128, within: &Vec<u16>| {
             let class = *known.entry(within.clone()).or_insert_with(|| {
                 let list = |direction: usize| {
-                    let is_candidate = |rule: &Rule| {
+                    let candidate = |(number, rule): (u16, &Rule)| {
                         let here = match &rule.remote {
                             Remote::Any => true,
                             Remote::Sets(sets) => sets.iter().any(|set| within.binary_search(set).is_ok()),
                         };
-                        here && rule.directions[direction]
+                        let by_name = !here && !rule.names.is_empty();
+                        let is_one = rule.directions[direction] && (here || by_name);
+                        is_one.then_some(if by_name { number | BY_NAME } else { number })
                     };
-                    let candidates = (0u16..).zip(rules).filter(|(_, rule)| is_candidate(rule));
-                    candidates.map(|(number, _)| number).collect()
+                    (0u16..).zip(rules).filter_map(candidate).collect()
                 };
                 lists.push([list(0), list(1)]);
                 lists.len() as u32 - 1

@@ -108,7 +108,10 @@ impl Policy {
                 && (rule.tcp.is_none() || rule.port.is_none_or(|rule| rule == port))
                 && rule.set.is_none_or(|set| in_set(&self.sets[set]))
         });
-        first.map_or(self.allow[usize::from(!out)], |rule| rule.allow)
+        match first {
+            Some(rule) => rule.allow,
+            None => self.allow[usize::from(!out)],
+        }
     }
 }
 

@@ -291,7 +291,7 @@ fn what_lies_behind_the_bytes_given_is_asked_for_again() {
         peek: &|_| None,
     };
     assert_eq!(firewall.judge(Direction::Out, view(64), 0, 0), Verdict::Beyond);
-    assert_eq!(firewall.judge(Direction::Out, view(HEAD), 0, 0), Verdict::Pass);
+    assert_eq!(firewall.judge(Direction::Out, view(frame.len()), 0, 0), Verdict::Pass);
     assert_eq!(firewall.other_counts()[1].packets, 0, "who is asked again has not counted");
 }
 
@@ -348,5 +348,142 @@ fn flows_are_never_taken_for_each_other() {
     });
     for flow in table.flows(1) {
         assert_eq!(flow.ends, ends(flow.rule.into()));
+    }
+}
+
+mod names {
+    use super::*;
+
+    const POLICY: &str =
+        "resolver 10.0.0.53\nallow out tcp port 443 to example.com *.cdn.net\nallow out udp port 123\n";
+
+    fn labels(name: &str) -> Vec<u8> {
+        let mut bytes: Vec<u8> =
+            name.split('.').flat_map(|label| [&[label.len() as u8], label.as_bytes()].concat()).collect();
+        bytes.push(0);
+        bytes
+    }
+
+    fn message(id: u8, flags: u8, name: &str, answers: &[([u8; 4], u8)]) -> Vec<u8> {
+        let mut message = vec![0, id, flags, 0, 0, 1, 0, answers.len() as u8, 0, 0, 0, 0];
+        message.extend([labels(name), vec![0, 1, 0, 1]].concat());
+        for (address, ttl) in answers {
+            message.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, *ttl, 0, 4]);
+            message.extend(address);
+        }
+        message
+    }
+
+    fn datagram(addresses: [[u8; 4]; 2], ports: [u16; 2], payload: Vec<u8>) -> Vec<u8> {
+        let mut packet = Sent::plain(false, false, payload);
+        packet.addresses[..8].copy_from_slice(&addresses.concat());
+        packet.ports = (u32::from(ports[0]) << 16 | u32::from(ports[1])).to_be_bytes();
+        packet.partial()
+    }
+
+    fn query(id: u8, name: &str) -> Vec<u8> {
+        datagram([GUEST, NEAR], [5000, 53], message(id, 1, name, &[]))
+    }
+
+    fn response(id: u8, name: &str, answers: &[([u8; 4], u8)]) -> Vec<u8> {
+        datagram([NEAR, GUEST], [53, 5000], message(id, 0x81, name, answers))
+    }
+
+    fn connects(firewall: &Firewall, to: [u8; 4], now: u32) -> bool {
+        out(firewall, &packet(true, to, [(now % 60_000) as u16 + 1, 443], SYN), now)
+    }
+
+    #[test]
+    fn an_answer_opens_its_addresses_for_as_long_as_it_holds() {
+        let firewall = firewall(POLICY);
+        assert!(!connects(&firewall, FAR, 0));
+        assert!(
+            out(&firewall, &query(1, "Example.com"), 1)
+                && into(&firewall, &response(1, "example.COM", &[(FAR, 60)]), 1)
+        );
+        assert!(connects(&firewall, FAR, 2) && connects(&firewall, FAR, 61) && !connects(&firewall, FAR, 62));
+        assert!(!out(&firewall, &packet(true, FAR, [9, 80], SYN), 2), "another port");
+        assert!(
+            into(&firewall, &frame(true, [FAR, GUEST], [443, 3], ACK), 100),
+            "a connection outlives the name"
+        );
+        // Asked again, on the same flow, and below the other name.
+        assert!(
+            out(&firewall, &query(2, "a.b.cdn.net"), 100)
+                && into(&firewall, &response(2, "a.b.cdn.net", &[(FAR, 0)]), 100)
+        );
+        assert!(connects(&firewall, FAR, 130) && !connects(&firewall, FAR, 131), "30 s at least");
+    }
+
+    #[test]
+    fn names_of_no_rule_are_not_asked_for_even_in_a_conversation_that_is_known() {
+        let firewall = firewall(POLICY);
+        for name in ["evil.org", "example.com.evil.org", "notexample.com", "www.example.com", "cdn.net"] {
+            assert_eq!(
+                judge(&firewall, Direction::Out, &query(1, name), 0),
+                Verdict::Deny(Denied::Name),
+                "{name}"
+            );
+        }
+        assert!(
+            out(&firewall, &query(2, "example.com"), 0)
+                && into(&firewall, &response(2, "example.com", &[]), 0)
+        );
+        assert_eq!(
+            judge(&firewall, Direction::Out, &query(3, "secret.evil.org"), 0),
+            Verdict::Deny(Denied::Name)
+        );
+        let nonsense = datagram([GUEST, NEAR], [5000, 53], vec![7; 40]);
+        assert_eq!(
+            judge(&firewall, Direction::Out, &nonsense, 0),
+            Verdict::Deny(Denied::Odd(Odd::Malformed))
+        );
+        let answer = datagram([GUEST, NEAR], [5000, 53], message(2, 0x81, "example.com", &[(FAR, 60)]));
+        assert!(!out(&firewall, &answer, 0), "the guest answers nobody");
+        assert!(!connects(&firewall, FAR, 1));
+    }
+
+    #[test]
+    fn only_the_answer_to_what_was_asked_is_believed() {
+        let firewall = firewall(POLICY);
+        let good = |id, name| response(id, name, &[(FAR, 60)]);
+        assert!(!into(&firewall, &good(1, "example.com"), 0), "nobody has asked");
+        assert!(out(&firewall, &query(1, "example.com"), 0));
+        assert!(!into(&firewall, &good(2, "example.com"), 0), "another number");
+        assert!(!into(&firewall, &good(1, "a.cdn.net"), 0), "another name");
+        let elsewhere = datagram([FAR, GUEST], [53, 5000], message(1, 0x81, "example.com", &[(FAR, 60)]));
+        assert!(!into(&firewall, &elsewhere, 0), "another server");
+        let other_port = datagram([NEAR, GUEST], [53, 5001], message(1, 0x81, "example.com", &[(FAR, 60)]));
+        assert!(!into(&firewall, &other_port, 0));
+        assert!(!connects(&firewall, FAR, 1));
+        assert!(!into(&firewall, &good(1, "example.com"), 16), "too late");
+        assert!(out(&firewall, &query(1, "example.com"), 20) && into(&firewall, &good(1, "example.com"), 21));
+        assert!(connects(&firewall, FAR, 22));
+    }
+
+    #[test]
+    fn a_question_in_fragments_passes_nowhere() {
+        let firewall = firewall(POLICY);
+        let mut first = query(1, "example.com");
+        first[20] = 0x20;
+        assert_eq!(judge(&firewall, Direction::Out, &first, 0), Verdict::Deny(Denied::Odd(Odd::Fragmented)));
+    }
+
+    #[test]
+    fn another_policy_knows_the_names_that_it_has_too() {
+        let first = firewall(POLICY);
+        assert!(
+            out(&first, &query(1, "example.com"), 1)
+                && into(&first, &response(1, "example.com", &[(FAR, 200)]), 1)
+        );
+        let second = first.following(
+            policy("resolver 10.0.0.53\nallow out to a.org\nallow out tcp to example.com\n"),
+            1,
+            2,
+            SEED,
+        );
+        assert!(connects(&second, FAR, 3));
+        let third = second.following(policy("resolver 10.0.0.53\nallow out tcp to a.org\n"), 1, 2, SEED);
+        assert!(!connects(&third, FAR, 4));
     }
 }

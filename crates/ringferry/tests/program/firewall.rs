@@ -210,6 +210,57 @@ fn a_switch_that_takes_over_knows_the_conversations_and_the_policy() {
     in_a_namespace(a_replaced_switch_knows);
 }
 
+/// Asks the host for the address of a name, as a stub does; returns the code of the answer.
+fn ask(socket: &UdpSocket, name: &str) -> u8 {
+    let mut question = vec![7, 9, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    for label in name.split('.') {
+        question.push(label.len() as u8);
+        question.extend(label.as_bytes());
+    }
+    question.extend([0, 0, 1, 0, 1]);
+    socket.send_to(&question, (HOST, 53)).unwrap();
+    let mut answer = [0; 512];
+    let received = socket.recv(&mut answer).unwrap();
+    assert_eq!((answer[..2] == [7, 9], received >= question.len()), (true, true));
+    answer[3] & 15
+}
+
+fn names_open_their_addresses() {
+    let place = Place::new();
+    let policy = format!("resolver {HOST}\nallow out tcp port 5210 to files.example.com\n");
+    let switch = start(&place, &policy);
+    let (guest, _server) = (guest(&place), server());
+    let resolver = UdpSocket::bind((HOST, 53)).unwrap();
+    let net = namespace::open_net(guest.pid()).unwrap();
+    std::thread::scope(|scope| {
+        // The name server has one address, that of the host, for whatever it is asked for.
+        scope.spawn(|| {
+            let mut question = [0; 512];
+            let (len, from) = resolver.recv_from(&mut question).unwrap();
+            let mut answer = question[..len].to_vec();
+            (answer[2], answer[7]) = (0x81, 1);
+            answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
+            answer.extend(HOST.parse::<std::net::Ipv4Addr>().unwrap().octets());
+            resolver.send_to(&answer, from).unwrap();
+        });
+        assert!(!client(&guest, "--mode tcp --seconds 0.2").wait().0.success(), "the name was not asked for");
+        let asks = scope.spawn(move || {
+            namespace::join_net(net).unwrap();
+            let socket = UdpSocket::bind((GUEST, 0)).unwrap();
+            socket.set_read_timeout(Some(ringferry_rig::process::PATIENCE)).unwrap();
+            [ask(&socket, "files.evil.org"), ask(&socket, "Files.example.com")]
+        });
+        assert_eq!(asks.join().unwrap(), [5, 0], "refused by the switch, and answered by the server");
+    });
+    expect_whole(client(&guest, "--mode tcp --seconds 0.2"));
+    switch.stop();
+}
+
+#[test]
+fn names_open_the_addresses_that_answers_have_for_them() {
+    in_a_namespace(names_open_their_addresses);
+}
+
 #[test]
 fn a_policy_is_checked_before_a_start() {
     let place = Place::new();

@@ -134,6 +134,8 @@ pub(crate) struct Forwarder {
     foreign: bool,
     /// Frames that can be judged only where their senders cannot change them.
     unstable: Vec<(Header, Vec<u8>)>,
+    /// What the sender is told of questions that its firewall has denied.
+    refusals: Vec<Vec<u8>>,
     /// Frames that were too much for this turn.
     put_off: Vec<SlowFrame>,
     /// Ports in whose shapers frames wait now, each once, for the worker to set a timer.
@@ -222,6 +224,9 @@ impl Forwarder {
         self.decide(from, burst, tables, now, &mut Acting);
         let mut cost = self.limit(from.port, burst, tables);
         cost += self.deliver(from, burst, tables, now);
+        if !self.refusals.is_empty() {
+            self.tell_refusals(from.port, tables, now);
+        }
         if !self.unstable.is_empty() {
             let copies = std::mem::take(&mut self.unstable);
             cost += self.forward(Origin { private: true, ..from }, &burst_of(&copies), tables, now);
@@ -234,6 +239,26 @@ impl Forwarder {
     #[inline]
     pub(crate) fn put_off(&mut self) -> &mut Vec<SlowFrame> {
         &mut self.put_off
+    }
+
+    /// Delivers to a port what it is told of its own questions, as long as answers are left for this second.
+    #[cold]
+    fn tell_refusals<P: Queues>(&mut self, from: PortId, tables: &mut Tables<'_, P>, now: &Now) {
+        let Self { refusals, scratch, holes, .. } = self;
+        let Some(Some(port)) = tables.ports.get_mut(usize::from(from.0)) else { return refusals.clear() };
+        holes.touch(Touch::of(from));
+        port.refresh(tables.handoff);
+        let tx = &mut TxContext { from, handoff: tables.handoff, now, scratch };
+        for frame in refusals.drain(..) {
+            if port.may_answer(now) {
+                let mut burst = Burst::new();
+                burst.push(Header::default(), ReadSlice::from(&frame[..]));
+                port.expect(1);
+                port.deliver(&burst, &burst.frames()[0], Retag::Keep, tx);
+            }
+        }
+        port.flush();
+        holes.touch_nothing();
     }
 
     /// Estimates what the frames of a burst cost, and puts off those beyond [`BURST_COST`]. Returns what the others cost.
@@ -347,7 +372,7 @@ impl Forwarder {
         now: &Now,
         effects: &mut impl Effects<P>,
     ) {
-        let Self { decisions, outputs, foreign, flooded, unstable, hashed, .. } = self;
+        let Self { decisions, outputs, foreign, flooded, unstable, refusals, hashed, .. } = self;
         let Tables { ports, fdb, handoff } = tables;
         decisions.clear();
         outputs.clear();
@@ -410,6 +435,9 @@ impl Forwarder {
                     match refusal {
                         Refusal::Drop(reason) => {
                             effects.refuse(port, reason, (burst, frame), from.queue, now);
+                            if let Some(policy) = policy.filter(|_| reason == DropReason::Firewall) {
+                                refusals.extend(effects.refusal(policy, burst, frame));
+                            }
                         }
                         Refusal::Unstable => unstable.push(copy(burst, frame)),
                     }

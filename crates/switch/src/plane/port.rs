@@ -724,8 +724,7 @@ impl<P: Queues> Port<P> {
         rest: &[ReadSlice<'_>],
         now: &Now,
     ) -> bool {
-        let answer =
-            self.answer_to(header, len, first, rest).filter(|_| self.answering.take(1, now.micros()));
+        let answer = self.answer_to(header, len, first, rest).filter(|_| self.may_answer(now));
         let made = answer.is_some();
         self.answers.extend(answer);
         made
@@ -751,6 +750,11 @@ impl<P: Queues> Port<P> {
         // If the receiver posts buffers smaller than its MTU, smaller packets do not help.
         let made = !pmtu::fits(&frame, len as usize, header, mtu) && pmtu::answer(&frame, mtu, &mut answer);
         made.then_some(answer)
+    }
+
+    /// Takes one of the answers that are given in the name of the port's receiver, or to its guest, in a second.
+    pub(crate) fn may_answer(&self, now: &Now) -> bool {
+        self.answering.take(1, now.micros())
     }
 
     /// Returns how many more answers the port may give now.

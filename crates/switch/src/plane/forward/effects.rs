@@ -47,6 +47,9 @@ pub(super) trait Effects<P: Queues> {
     /// Counts frames that are flooded.
     fn flooded(&mut self, port: &Port<P>, number: u64);
 
+    /// Returns what the sender of a frame is told that its firewall has denied, if it is told anything.
+    fn refusal(&mut self, policy: &PortPolicy, burst: &Burst<'_>, frame: &Frame) -> Option<Vec<u8>>;
+
     /// Counts a frame that is dropped, and takes note of it for captures.
     fn refuse(
         &mut self,
@@ -123,6 +126,10 @@ impl<P: Queues> Effects<P> for Acting {
     #[inline(always)]
     fn may_flood(&mut self, policy: &PortPolicy, frame: &Frame, now: &Now) -> bool {
         policy.may_flood(frame, now)
+    }
+
+    fn refusal(&mut self, policy: &PortPolicy, burst: &Burst<'_>, frame: &Frame) -> Option<Vec<u8>> {
+        policy.firewall()?.refusal(burst, frame)
     }
 
     #[inline(always)]

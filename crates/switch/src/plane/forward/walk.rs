@@ -250,6 +250,10 @@ impl<P: Queues> Effects<P> for Asking {
         policy.could_flood(frame, now)
     }
 
+    fn refusal(&mut self, _: &PortPolicy, _: &Burst<'_>, _: &Frame) -> Option<Vec<u8>> {
+        None
+    }
+
     fn flooded(&mut self, _: &Port<P>, _: u64) {}
 
     fn refuse(&mut self, _: &Port<P>, reason: DropReason, _: (&Burst<'_>, &Frame), _: Option<u16>, _: &Now) {

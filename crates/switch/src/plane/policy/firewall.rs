@@ -81,6 +81,18 @@ impl PortFirewall {
         }
     }
 
+    /// Returns the frame by which a question of the guest's is answered that was denied, if it was one for a name.
+    #[cold]
+    pub(crate) fn refusal(&self, burst: &Burst<'_>, frame: &Frame) -> Option<Vec<u8>> {
+        let firewall = self.firewall.as_ref()?;
+        if !firewall.refuses_names() {
+            return None;
+        }
+        let (head, have) = head(burst, frame);
+        View { header: &frame.header, bytes: &head[..have], len: frame.len as usize, peek: &|_| None }
+            .refusal()
+    }
+
     /// Returns whether a frame would pass, and by which rule; nothing of the question remains.
     pub(crate) fn would_pass(
         &self,

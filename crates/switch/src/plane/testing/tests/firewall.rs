@@ -160,3 +160,27 @@ fn without_its_policy_a_firewall_lets_nothing_pass() {
     assert!(!net.passes([GUEST, FAR], &datagram(false, [GUEST, FAR], [1, 2], 0)));
     assert!(!net.passes([FAR, GUEST], &datagram(false, [FAR, GUEST], [2, 1], 0)));
 }
+
+#[test]
+fn a_question_for_a_name_that_is_not_allowed_is_refused_and_no_more_than_some_are_told() {
+    let mut net = Net::new("resolver 10.0.0.2\nallow out to example.com\n", 1, plain(), plain());
+    let question = |name: &[u8]| {
+        let message = [b"\x07\x09\x01\0\0\x01\0\0\0\0\0\0", name, b"\0\0\x01\0\x01"].concat();
+        let mut packet = Packet::plain(false, false, message);
+        packet.macs = [mac(FAR), mac(GUEST)];
+        packet.addresses[..8].copy_from_slice(&[address(false, GUEST), address(false, FAR)].concat());
+        packet.ports = [0x13, 0x88, 0, 53];
+        packet.partial()
+    };
+    assert!(net.passes([GUEST, FAR], &question(b"\x07example\x03com")));
+    assert_eq!(net.send(GUEST, FAR, question(b"\x04evil\x03org")), [[0; 0]; 0]);
+    let [told] = &net.wire(GUEST).received(0)[..] else { panic!("the guest is told") };
+    assert_eq!((&told.bytes[..6], told.bytes[42..46].to_vec()), (&mac(GUEST)[..], vec![7, 9, 0x81, 0x85]));
+    ringferry_packet::checksum::verify(&told.bytes).unwrap();
+    for _ in 0..200 {
+        net.send(GUEST, FAR, question(b"\x04evil\x03org"));
+    }
+    let told = net.wire(GUEST).received(0).len();
+    assert!((10..100).contains(&told), "{told}");
+    assert_eq!(net.denied(GUEST), 201);
+}
