@@ -1,5 +1,6 @@
 //! The firewall of a port as it is shown: the answer to `ringferry ctl firewall`.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
@@ -81,6 +82,66 @@ pub struct DenialReport {
     pub rule: String,
     /// Whether it has passed all the same, as the policy is tried out.
     pub passed: bool,
+}
+
+/// Where a reader of denials is: entries that it has seen, by port and worker.
+pub type DenialCursor = BTreeMap<String, Vec<u64>>;
+
+/// What was denied since a reader has asked last.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Denials {
+    /// By port, each with its policy, in the order of time.
+    pub ports: Vec<PortDenials>,
+    /// Denials since the switch was started that were too many to be told.
+    pub missed: u64,
+    /// Where the reader goes on.
+    pub next: DenialCursor,
+}
+
+/// What was denied at one port.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortDenials {
+    /// The port.
+    pub port: String,
+    /// The policy of its firewall.
+    pub policy: String,
+    /// In the order of time.
+    pub denials: Vec<DenialReport>,
+}
+
+/// A line of `ringferry ctl denials`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct DenialLine {
+    /// When it was, in seconds since 1970.
+    pub time: u64,
+    /// The port.
+    pub port: String,
+    /// The policy of its firewall.
+    pub policy: String,
+    /// What was denied.
+    #[serde(flatten)]
+    pub denial: DenialReport,
+}
+
+impl Denials {
+    /// Returns a line of JSON for each, at this second since 1970.
+    ///
+    /// # Errors
+    /// None, as all of it can be written.
+    pub fn to_lines(&self, now: u64) -> serde_json::Result<String> {
+        let mut text = String::new();
+        for PortDenials { port, policy, denials } in &self.ports {
+            for denial in denials {
+                let time = now.saturating_sub(denial.seconds_ago);
+                let (port, policy) = (port.clone(), policy.clone());
+                let line = DenialLine { time, port, policy, denial: denial.clone() };
+                text += &serde_json::to_string(&line)?;
+                text.push('\n');
+            }
+        }
+        Ok(text)
+    }
 }
 
 /// A conversation that is known.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::capture::{CaptureRequest, CaptureStarted, Direction};
 use crate::channels::{Channels, Stats, Steering};
 use crate::explain::Explanation;
-use crate::firewall::FirewallReport;
+use crate::firewall::{DenialCursor, Denials, FirewallReport};
 use crate::guest::GuestSnapshot;
 use crate::mirror::{FdbFlush, LinkChange, Mirrors};
 use crate::ports::{PortChange, Reload};
@@ -193,6 +193,15 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         conversations: Option<usize>,
     },
+    /// What firewalls have denied since a reader has asked last.
+    Denials {
+        /// That of this port only.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        port: Option<String>,
+        /// Where the reader is: what the answer before had as `next`.
+        #[serde(default, skip_serializing_if = "DenialCursor::is_empty")]
+        since: DenialCursor,
+    },
     /// Change rules of a port, all or none.
     Set {
         /// The port.
@@ -261,6 +270,8 @@ pub enum Answer {
     Rules(PortRules),
     /// To [`Request::Firewall`].
     Firewall(Box<FirewallReport>),
+    /// To [`Request::Denials`].
+    Denials(Denials),
     /// To [`Request::Set`], [`Request::Unset`], [`Request::AddFdb`] and [`Request::RemoveFdb`].
     #[serde(rename = "rules-changed")]
     SettingsChanged(SettingsChange),

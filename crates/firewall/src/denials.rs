@@ -56,6 +56,20 @@ pub(crate) struct Denials(Box<[Ring]>);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cursor(Vec<u64>);
 
+impl Cursor {
+    /// The cursor of a reader that has seen so many entries of each worker.
+    #[must_use]
+    pub fn of(seen: Vec<u64>) -> Cursor {
+        Cursor(seen)
+    }
+
+    /// Returns the entries of each worker that it has seen.
+    #[must_use]
+    pub fn into_inner(self) -> Vec<u64> {
+        self.0
+    }
+}
+
 impl Denials {
     pub(crate) fn new(workers: usize) -> Denials {
         let ring = || Ring {
@@ -106,7 +120,8 @@ impl Denials {
         for (ring, seen) in self.0.iter().zip(&mut cursor.0) {
             let written = ring.written.load(Ordering::Acquire);
             let oldest = written.saturating_sub(ENTRIES as u64);
-            let from = (*seen).max(oldest);
+            // A reader of the process before has seen more.
+            let from = if *seen > written { oldest } else { (*seen).max(oldest) };
             let entry = |at: u64| {
                 let entry = &ring.entries[at as usize % ENTRIES];
                 (at, entry.each_ref().map(|word| word.load(Ordering::Relaxed)))

@@ -24,6 +24,7 @@ schemas! {
     "channels", "ringferry ctl channels": control::channels::Channels;
     "check", "ringferry run --check": crate::run::check::Checked;
     "demo", "ringferry demo": crate::demo::report::Document;
+    "denial", "ringferry ctl denials": control::firewall::DenialLine;
     "error", "errors of ringferry ctl, ringferry top and ringferry capture": crate::error_report::ErrorReport;
     "explain", "ringferry ctl explain": control::explain::Explanation;
     "fdb", "ringferry ctl fdb": FdbSnapshot;

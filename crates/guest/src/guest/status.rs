@@ -100,6 +100,7 @@ impl Status<'_> {
             }
             Request::Rules { .. }
             | Request::Firewall { .. }
+            | Request::Denials { .. }
             | Request::Set { .. }
             | Request::Unset { .. } => {
                 return Err("a guest has no rules: ask the switch it is plugged into".into());

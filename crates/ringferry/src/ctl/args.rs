@@ -342,6 +342,15 @@ pub enum CtlCommand {
         #[arg(long)]
         json: bool,
     },
+    /// What firewalls have denied, or would have, as lines of JSON: an audit log.
+    #[command(after_help = DENIALS)]
+    Denials {
+        /// That of this port only.
+        port: Option<String>,
+        /// Go on with what is denied from now on, through restarts of the switch, until this command is ended.
+        #[arg(long)]
+        follow: bool,
+    },
     /// Changes settings of a port that is open, now and in the configuration file: its rules, its worker, its MTU, what it offers.
     #[command(after_help = RULES, after_long_help = keys_and_rules())]
     Set {
@@ -541,6 +550,15 @@ Examples:
     )
 }
 
+/// Shown below the options by `ringferry ctl denials --help`.
+const DENIALS: &str = "\
+A worker tells a hundred denials of each port in a second, and keeps the last 256. What was too many is counted, and said on standard error.
+
+Examples:
+  ringferry ctl denials vm0                                      what was denied of late
+  ringferry ctl denials --follow >> /var/log/ringferry.denials   all from now on
+  ringferry ctl denials | jq -r '[.port,.remote,.remote_port]|@tsv' | sort | uniq -c";
+
 /// The state of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum LinkState {
@@ -641,7 +659,7 @@ impl CtlCommand {
     /// Returns true if the answer is to be JSON.
     pub(super) fn is_json(&self) -> bool {
         match self {
-            CtlCommand::Dump => false,
+            CtlCommand::Dump | CtlCommand::Denials { .. } => false,
             CtlCommand::Fdb { json, change } => *json || change.as_ref().is_some_and(FdbCommand::is_json),
             CtlCommand::Mirror { json, change } => {
                 *json || change.as_ref().is_some_and(MirrorCommand::is_json)

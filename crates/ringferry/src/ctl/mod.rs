@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ringferry_control::channels::{Channels, Stats, Steering};
 use ringferry_control::explain::Explanation;
-use ringferry_control::firewall::FirewallReport;
+use ringferry_control::firewall::{DenialCursor, FirewallReport};
 use ringferry_control::mirror::{FdbFlush, LinkChange, Mirrors};
 use ringferry_control::snapshot::Column;
 use ringferry_control::text::wrap;
@@ -19,6 +19,7 @@ use ringferry_control::{PortChange, PortRules, Reload, SettingsChange};
 use crate::error_report::{ErrorKind, ErrorReport};
 
 mod args;
+mod denials;
 
 pub use args::CtlArgs;
 use args::*;
@@ -133,6 +134,9 @@ fn answer(args: &CtlArgs, out: &mut dyn Write, width: Option<usize>) -> Result<(
     }
     if let CtlCommand::Show(show) = &args.command {
         return show_state(&switch, show, out);
+    }
+    if let CtlCommand::Denials { port, follow } = &args.command {
+        return denials::print(&switch, port.as_deref(), *follow, out);
     }
     let text = ask(&switch, &args.command)?;
     // Tables are read as they are.
@@ -262,6 +266,7 @@ fn ask(switch: &Switch, command: &CtlCommand) -> Result<String, CtlError> {
             MirrorCommand::Remove { from, to, json } => (Request::RemoveMirror { from, to }, json),
             MirrorCommand::List { json } => (Request::Mirrors, json),
         },
+        CtlCommand::Denials { port, .. } => (Request::Denials { port, since: DenialCursor::new() }, true),
         CtlCommand::Dump => (Request::Dump, false),
         CtlCommand::Channels { port, count, json, .. } => (Request::Channels { port, combined: count }, json),
         CtlCommand::Steering { port, json } => (Request::Steering { port }, json),

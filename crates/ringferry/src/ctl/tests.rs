@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Parser;
 use ringferry_control::channels::QueueSteering;
-use ringferry_control::firewall::FirewallReport;
+use ringferry_control::firewall::{Denials, FirewallReport};
 use ringferry_control::mirror::Mirror;
 use ringferry_control::snapshot::{Negotiated, PortSnapshot, PortState, Rates, Snapshot};
 use ringferry_control::trace::TracedFrame;
@@ -96,6 +96,7 @@ fn ctl(arguments: &[&str]) -> Result<String, CtlError> {
                                 [("allowed_ips".to_owned(), serde_json::json!(["10.0.0.2", "fd00::/64"]))];
                             Answer::Rules(PortRules { port, rules: rules.into() })
                         }
+                        Request::Denials { .. } => Answer::Denials(Denials::default()),
                         Request::Firewall { port, .. } => {
                             Answer::Firewall(Box::new(FirewallReport { port, ..FirewallReport::default() }))
                         }

@@ -112,6 +112,16 @@ fn a_guest_reaches_what_its_policy_allows() {
     assert_eq!((&flow["remote"], &flow["remote_port"]), (&HOST.into(), &5210.into()), "{seen}");
     let text = place.ctl(&["firewall", "a", "--conversations=5"]);
     assert!(text.contains("line 1: allow out tcp port 5210 to 10.6.0.0/24"), "{text}");
+    // The same as an audit log: a line each, told once.
+    let lines = place.ctl(&["denials", "a"]);
+    let lines: Vec<serde_json::Value> =
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let line = lines.iter().find(|line| line["local_port"] == 9).unwrap();
+    assert_eq!(
+        (&line["port"], &line["policy"], &line["passed"]),
+        (&"a".into(), &"web".into(), &false.into())
+    );
+    ringferry_rig::schema::assert_described(&["ctl", "denials"], &line.to_string());
     // What would become of a frame, and by which rule.
     let trace = |words: &[&str]| {
         place.ctl(&[&["trace", "a", "rf0", "--from-ip", GUEST, "--to-ip", HOST], words].concat())

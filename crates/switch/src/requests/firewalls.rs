@@ -1,8 +1,10 @@
-//! What is asked about the firewall of a port: `ringferry ctl firewall`.
+//! What is asked about the firewalls of ports: `ringferry ctl firewall` and `denials`.
 
 use ringferry_control::capture::Direction as Side;
-use ringferry_control::firewall::{DenialReport, FirewallReport, FlowReport, RuleCounts};
-use ringferry_firewall::{Counts, Cursor, Direction, Firewall};
+use ringferry_control::firewall::{
+    DenialCursor, DenialReport, Denials, FirewallReport, FlowReport, PortDenials, RuleCounts,
+};
+use ringferry_firewall::{Counts, Cursor, Denial, Direction, Firewall, Policy};
 
 use super::Requests;
 
@@ -37,6 +39,52 @@ impl Requests<'_> {
             None => report,
         })
     }
+
+    /// Tells what firewalls have denied since a reader was told last.
+    ///
+    /// # Errors
+    /// There is no such port, or it has no firewall, for people.
+    pub(super) fn denials(&self, port: Option<&str>, since: &DenialCursor) -> Result<Denials, String> {
+        if let Some(port) = port {
+            self.firewall(port, None)?;
+        }
+        let now = self.workers.seconds();
+        let mut told = Denials::default();
+        for interface in
+            self.ports.interfaces().filter(|interface| port.is_none_or(|port| port == interface.name))
+        {
+            let Some(firewall) = self.workers.firewall(interface.id) else { continue };
+            let rule = self.ports.entry_of(interface.name).and_then(|entry| entry.rules.firewall.clone());
+            let name = interface.name.to_owned();
+            let mut cursor = Cursor::of(since.get(&name).cloned().unwrap_or_default());
+            let (mut denials, missed) = firewall.denials(&mut cursor);
+            denials.sort_by_key(|denial| denial.at);
+            told.missed += missed;
+            told.next.insert(name.clone(), cursor.into_inner());
+            if !denials.is_empty() {
+                let denials = denials.iter().map(|denial| report_of(denial, firewall.policy(), now));
+                let policy = rule.map(|rule| rule.name).unwrap_or_default();
+                told.ports.push(PortDenials { port: name, policy, denials: denials.collect() });
+            }
+        }
+        Ok(told)
+    }
+}
+
+fn report_of(denial: &Denial, policy: &Policy, now: u32) -> DenialReport {
+    DenialReport {
+        seconds_ago: now.saturating_sub(denial.at).into(),
+        // What a guest sends comes in.
+        direction: if denial.direction == Direction::Out { Side::In } else { Side::Out },
+        protocol: denial.ends.protocol,
+        local: denial.ends.source,
+        local_port: denial.ends.ports[0],
+        remote: denial.ends.destination,
+        remote_port: denial.ends.ports[1],
+        vlan: denial.vlan,
+        rule: policy.describe(denial.rule),
+        passed: denial.passed,
+    }
 }
 
 fn tell(
@@ -59,19 +107,7 @@ fn tell(
     let [egress, ingress] = ringferry_firewall::BY_DEFAULT.map(|rule| policy.describe(rule));
     let (mut denials, denials_missed) = firewall.denials(&mut Cursor::default());
     denials.sort_by_key(|denial| std::cmp::Reverse(denial.at));
-    let denials = denials.into_iter().map(|denial| DenialReport {
-        seconds_ago: now.saturating_sub(denial.at).into(),
-        // What a guest sends comes in.
-        direction: if denial.direction == Direction::Out { Side::In } else { Side::Out },
-        protocol: denial.ends.protocol,
-        local: denial.ends.source,
-        local_port: denial.ends.ports[0],
-        remote: denial.ends.destination,
-        remote_port: denial.ends.ports[1],
-        vlan: denial.vlan,
-        rule: policy.describe(denial.rule),
-        passed: denial.passed,
-    });
+    let denials = denials.iter().map(|denial| report_of(denial, policy, now));
     let mut flows: Vec<_> = firewall.flows(now).collect();
     let known = flows.len() as u64;
     flows.sort_by_key(|flow| std::cmp::Reverse(flow.bytes));
