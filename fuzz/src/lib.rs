@@ -10,6 +10,7 @@
 //! | [`device`], [`driver`], [`net`], [`control`], [`mod@session`] | the targets for VIRTIO |
 //! | [`mod@forward`] | the target for the switch between its ports |
 //! | [`mod@filter`] | the target for filter programs of captures |
+//! | [`mod@firewall`] | the target for firewalls of ports |
 //! | [`mod@helper`] | the target for the privileged helper |
 //! | [`mod@handover`] | the target for the state that another process hands over |
 //! | [`mod@reload`] | the target for differences between configurations |
@@ -23,6 +24,7 @@ pub mod control;
 pub mod device;
 pub mod driver;
 pub mod filter;
+pub mod firewall;
 pub mod forward;
 pub mod guest;
 pub mod handover;
@@ -44,7 +46,7 @@ pub mod xenbus;
 pub type Target = fn(&[u8]) -> ring::Reached;
 
 /// All targets with their names, in the order of the modules.
-pub const TARGETS: [(&str, Target); 17] = [
+pub const TARGETS: [(&str, Target); 18] = [
     ("split_device", device::split),
     ("packed_device", device::packed),
     ("split_driver", driver::split),
@@ -55,6 +57,7 @@ pub const TARGETS: [(&str, Target); 17] = [
     ("control_queue", control::queue),
     ("switch_forward", forward::forward),
     ("capture_filter", filter::filter),
+    ("firewall", firewall::firewall),
     ("privileged_helper", helper::helper),
     ("handed_state", handover::handover),
     ("config_changes", reload::reload),

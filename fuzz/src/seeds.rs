@@ -3,6 +3,7 @@
 
 mod control;
 mod filter;
+mod firewall;
 mod forward;
 mod handover;
 mod helper;
@@ -53,6 +54,7 @@ pub fn all() -> Vec<Seed> {
     let rings = layouts.into_iter().flat_map(|packed| [devices(packed), drivers(packed)].concat());
     rings
         .chain(filter::seeds())
+        .chain(firewall::seeds())
         .chain(transmitqs())
         .chain(receiveqs())
         .chain(sessions())

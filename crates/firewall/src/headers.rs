@@ -175,11 +175,13 @@ impl View<'_> {
     /// [`Doubt`]: it is cut short, or has no length.
     pub(crate) fn datagram(&self, l4: usize) -> Result<&[u8], Doubt> {
         const UDP_LEN: usize = 8;
+        const UDP_CHECKSUM: usize = 6;
         let [high, low] = self.array(l4 + 4)?;
         let end = l4 + usize::from(u16::from_be_bytes([high, low]));
         if end < l4 + UDP_LEN || end > self.len {
             return Err(MALFORMED);
         }
+        self.is_untouched_but(end, l4 + UDP_CHECKSUM)?;
         self.bytes.get(l4 + UDP_LEN..end).ok_or_else(|| self.cut(end))
     }
 
