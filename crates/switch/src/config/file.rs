@@ -144,7 +144,7 @@ fn not_kept(path: &Path, what: &str, error: &dyn Display) -> KeepError {
 
 /// Reads the ports in a text, that of the file at `path`.
 fn parsed(path: &Path, text: &str) -> Result<Vec<PortConfig>, ConfigError> {
-    let builder = Config::builder().may_be_empty();
+    let builder = Config::builder().part_of_a_configuration();
     builder.toml(&path.display().to_string(), text).build().map(|config| config.ports)
 }
 

@@ -194,7 +194,12 @@ impl Forwarder {
         picks.clear();
         picks.extend(0..burst.len() as u32);
         port.expect(burst.len());
-        port.deliver_all(&burst, picks, coalescer, &mut TxContext { from, handoff, now, scratch });
+        let tx = &mut TxContext { from, handoff, now, scratch };
+        if port.wire.is_some() {
+            port.deliver_in_runs(&burst, picks, tx);
+        } else {
+            port.deliver_all(&burst, picks, coalescer, tx);
+        }
     }
 
     /// Forwards the frames of `burst`. Returns what that cost; frames that would have cost too much are in
@@ -340,6 +345,9 @@ impl Forwarder {
         (*foreign, *flooded) = (false, false);
         let Some(Some(port)) = ports.get(usize::from(from.port.0)) else { return };
         let policy = port.policy.as_deref();
+        if policy.is_some_and(|policy| policy.wire().is_some()) {
+            return decide_wire(from, port, burst, now, effects, (decisions, outputs));
+        }
         let reserved_pass = policy.is_some_and(PortPolicy::forwards_reserved);
         hashed.clear();
         if fdb.is_large() {
@@ -515,11 +523,22 @@ impl Forwarder {
             if port.policy.is_none() && !*foreign {
                 open = true;
                 port.deliver_all(burst, picks, coalescer, tx);
-            } else if leave(port, sender, burst, decisions, picks, retags, now) {
-                port.deliver_all(burst, picks, coalescer, tx);
             } else {
-                for (index, retag) in picks.iter().zip(&*retags) {
-                    port.deliver(burst, &burst.frames()[*index as usize], *retag, tx);
+                let are_as_tagged = leave(port, sender, burst, decisions, picks, retags, now);
+                if let Some(wire) = &mut port.wire {
+                    captures += wire.take_cost();
+                    // Nothing is merged on a wire.
+                    port.deliver_in_runs(burst, picks, tx);
+                } else if are_as_tagged {
+                    port.deliver_all(burst, picks, coalescer, tx);
+                } else {
+                    for (index, retag) in picks.iter().zip(&*retags) {
+                        port.deliver(burst, &burst.frames()[*index as usize], *retag, tx);
+                    }
+                }
+                // Only a port with rules has frames that wait.
+                if port.has_waiting() {
+                    waiting.push(output);
                 }
             }
             port.flush();
@@ -527,9 +546,6 @@ impl Forwarder {
                 dear.push(output);
             }
             captures += port.capture.as_deref().map_or(0, PortCapture::take_cost);
-            if !port.shaper.is_empty() {
-                waiting.push(output);
-            }
         }
         holes.touch_nothing();
         for &output in &*outputs {
@@ -596,6 +612,31 @@ fn destination(whereabouts: impl FnOnce() -> Option<PortId>, dst: Mac, from: Por
     }
 }
 
+/// Decides on the frames of a port that is an end of a wire: all of them go to the other end, whatever they are for, and in no VLAN.
+#[inline(never)]
+fn decide_wire<P: Queues>(
+    from: Origin,
+    port: &Port<P>,
+    burst: &Burst<'_>,
+    now: &Now,
+    effects: &mut impl Effects<P>,
+    (decisions, outputs): (&mut Vec<Decision>, &mut Vec<PortId>),
+) {
+    let to = match port.peers {
+        Peers::Only(peer) => To::Port(peer),
+        Peers::All | Peers::None => To::Refused(DropReason::WireDown),
+    };
+    decisions.extend(burst.frames().iter().map(|_| Decision::new(to, Decision::NOWHERE.tagged)));
+    match to {
+        To::Port(peer) => outputs.push(peer),
+        _ => {
+            for frame in burst.frames() {
+                effects.refuse(port, DropReason::WireDown, (burst, frame), from.queue, now);
+            }
+        }
+    }
+}
+
 /// Returns the reason for which no frame of a sender leaves by a port, if there is one.
 #[inline]
 fn closed_to<P: Queues>(port: &Port<P>, sender: Sender) -> Option<DropReason> {
@@ -603,7 +644,7 @@ fn closed_to<P: Queues>(port: &Port<P>, sender: Sender) -> Option<DropReason> {
     if policy.is_retired() {
         Some(DropReason::LinkDown)
     } else if !port.peers.include(sender.port) {
-        Some(DropReason::Quarantine)
+        Some(if policy.wire().is_some() { DropReason::WireDown } else { DropReason::Quarantine })
     } else {
         (sender.isolated && policy.isolated()).then_some(DropReason::Isolated)
     }

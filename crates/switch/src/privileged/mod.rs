@@ -559,8 +559,15 @@ fn gone() -> io::Error {
 fn written(port: &PortConfig) -> String {
     // As many workers as there may be, so that the port may name any.
     let switch = SwitchConfig { workers: Some(MAX_WORKERS), ..SwitchConfig::default() };
-    Config { control: None, socket_directories: Vec::new(), switch, ports: vec![port.clone()], file: None }
-        .dump()
+    Config {
+        control: None,
+        socket_directories: Vec::new(),
+        switch,
+        ports: vec![port.clone()],
+        wires: Vec::new(),
+        file: None,
+    }
+    .dump()
 }
 
 /// What is said of an answer that belongs to another request.

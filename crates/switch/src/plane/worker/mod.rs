@@ -34,6 +34,7 @@
 //! | `fault` | faults that the control plane has to act on |
 //! | `handover` | standing still, and going on in another process |
 //! | `holes` | ports that punch holes into memory which the worker touches |
+//! | `wires` | ports that become ends of wires |
 //! | `timers` | what has to be done at a later time: ports that are paced, and queues of shapers |
 
 use std::sync::Arc;
@@ -73,6 +74,7 @@ pub(crate) mod handles;
 pub(crate) mod handover;
 pub(crate) mod holes;
 mod timers;
+mod wires;
 
 use audit::{Auditor, Look};
 use command::{Inbox, Posted};
