@@ -46,6 +46,8 @@ schemas! {
     "traffic-progress", "ringferry traffic client --progress-json": crate::traffic::Progress;
     "why", "ringferry ctl why": control::why::Diagnosis;
     "why-all", "ringferry ctl why without a port": Vec<control::why::Diagnosis>;
+    "wire-change", "ringferry ctl wire set, reset, add, remove": control::wire::WireChange;
+    "wires", "ringferry ctl wire": control::wire::Wires;
 }
 
 /// Fields of an object of a schema, and of all below it, that have no description.

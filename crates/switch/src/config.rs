@@ -56,8 +56,9 @@ pub use crate::ports::xen::config::{Transfer, VifName, XenProvider, XenVifConfig
 pub(crate) use edit::Edit;
 use file::drop_in_directory;
 pub use file::drop_ins;
+pub(crate) use file::wires::{forget_wire, keep_wire};
 pub(crate) use file::{KeepError, Kept, forget_port, keep, keep_port};
-pub use help::{port_keys_help, setting_keys, settings_help};
+pub use help::{port_keys_help, setting_keys, settings_help, wire_help};
 pub(crate) use parse::Fields;
 pub use reference::{EXAMPLE, ReferenceKey, ReferenceSection, reference};
 pub(crate) use rules::entries as rules_by_key;

@@ -61,6 +61,13 @@ pub fn settings_help() -> String {
     out
 }
 
+/// Returns the help on the impairments of a wire.
+pub fn wire_help() -> String {
+    let mut out = String::new();
+    ImpairmentKeys::KEYS.iter().for_each(|key| explain(key, &mut out));
+    out
+}
+
 /// Returns the keys of a port that can change while it is open, each with its meaning, in which code is in backticks. A key that ports of several kinds
 /// have comes once for each.
 pub fn setting_keys() -> impl Iterator<Item = (&'static str, &'static str)> {

@@ -11,8 +11,9 @@ use super::wire::{Connection, MAX_REPLY, MAX_REQUEST, Reply, Request};
 use super::{Bytes, Charter, directory};
 use crate::config::{
     Config, Edit, KeepError, Kept, MAX_WORKERS, PortConfig, PortKind, TapConfig, TapSource, VhostUserConfig,
-    VhostUserEndpoint, XenProvider, XenVifConfig, forget_port, keep, keep_port,
+    VhostUserEndpoint, XenProvider, XenVifConfig, forget_port, forget_wire, keep, keep_port, keep_wire,
 };
+use crate::impairments::Wire;
 use crate::ports;
 use crate::switch::CONTROL_MODE;
 
@@ -61,6 +62,8 @@ impl Charter {
             }
             Request::KeepPort { port } => self.keep_port(&port).map(|()| (Reply::Done, Vec::new())),
             Request::ForgetPort { port } => self.forget_port(&port).map(|reply| (reply, Vec::new())),
+            Request::KeepWire { wire } => self.keep_wire(&wire).map(|reply| (reply, Vec::new())),
+            Request::ForgetWire { wire } => self.forget_wire(&wire).map(|reply| (reply, Vec::new())),
             Request::Read => self.read().map(|reply| (reply, Vec::new())),
             Request::Listen => self.listen().map(|fd| (Reply::Done, vec![fd])),
             Request::Tidy => {
@@ -285,6 +288,18 @@ impl Charter {
 
     fn forget_port(&self, port: &str) -> Result<Reply, Reply> {
         let path = forget_port(self.file()?, port)?;
+        Ok(Reply::Kept { file: path.to_string_lossy().into_owned(), same: true })
+    }
+
+    /// Writes a wire into the configuration file. It says nothing that the switch could not do by itself, between ports that the file has.
+    fn keep_wire(&self, wire: &str) -> Result<Reply, Reply> {
+        let wire = Wire::of_text(wire).map_err(|text| Reply::Refused { text })?;
+        let path = keep_wire(self.file()?, &wire)?;
+        Ok(Reply::Kept { file: path.to_string_lossy().into_owned(), same: true })
+    }
+
+    fn forget_wire(&self, wire: &str) -> Result<Reply, Reply> {
+        let path = forget_wire(self.file()?, wire)?;
         Ok(Reply::Kept { file: path.to_string_lossy().into_owned(), same: true })
     }
 

@@ -98,6 +98,15 @@ pub(crate) struct WireState {
     pub(crate) lateness: Lateness,
 }
 
+impl WireState {
+    /// Adds what waits in another worker.
+    pub(crate) fn add(&mut self, other: &WireState) {
+        self.frames += other.frames;
+        self.bytes += other.bytes;
+        self.lateness.add(&other.lateness);
+    }
+}
+
 impl WireQueue {
     /// Makes an empty queue.
     pub(crate) fn new(end: CompiledEnd) -> WireQueue {
