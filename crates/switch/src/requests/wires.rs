@@ -15,6 +15,7 @@ use crate::fdb::PortId;
 use crate::impairments::Wire;
 use crate::plane::{BUCKETS, WireState};
 use crate::privileged::NotKept;
+use crate::snapshot::wire_by_key;
 
 /// Returns what has to be done for the wires before to be those now, for people.
 pub(super) fn wire_steps(before: &[Wire], now: &[Wire]) -> Vec<WireStep> {
@@ -80,12 +81,8 @@ impl Requests<'_> {
         let seed = wire.seed.or_else(|| seeds.get(&wire.name).copied());
         let [a, b] = &wire.ports;
         let ways = [(a, b), (b, a)].into_iter().zip(&wire.directions);
-        let directions = ways.map(|((from, to), impairments)| {
-            let value = |value| serde_json::to_value(value).unwrap_or_default();
-            let entries = impairment_entries(impairments).into_iter();
-            let impairments: RulesByKey = entries.map(|(key, toml)| (key.to_owned(), value(toml))).collect();
-            self.direction(from, to, impairments, states)
-        });
+        let directions =
+            ways.map(|((from, to), impairments)| self.direction(from, to, wire_by_key(impairments), states));
         Shown {
             name: wire.name.clone(),
             seed: seed.unwrap_or_default(),

@@ -198,6 +198,16 @@ impl WireQueue {
             && self.bytes + len + OVERHEAD <= *limit_bytes
     }
 
+    /// Returns for how many nanoseconds a frame of `len` bytes would be on the wire that comes at `now`, jitter aside; `None` if it found no room.
+    pub(crate) fn outlook(&self, len: u64, now: u64) -> Option<u64> {
+        let Impairments { delay, rate, limit, limit_bytes, .. } = self.impairments();
+        let queued = self.sending.iter().filter(|sent| **sent > now).count();
+        let is_full =
+            rate.is_some() && queued >= *limit as usize || self.bytes + len + OVERHEAD > *limit_bytes;
+        let sent = rate.map_or(now, |rate| self.end.line.would_send(len, rate, now));
+        (!is_full).then(|| sent - now + delay)
+    }
+
     /// Puts a frame into the queue until it is due.
     pub(crate) fn push(&mut self, due: u64, delayed: Delayed) {
         self.bytes += delayed.frame.len() as u64 + OVERHEAD;
