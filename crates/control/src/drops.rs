@@ -148,7 +148,7 @@ drop_reasons! {
         "That is what the wire is for; `ringferry ctl wire reset NAME` ends it.",
     /// The wire of the port has no room for the frame: `limit` frames wait for its `rate`, or what waits takes `limit_bytes` of memory.
     WireLimit = "wire-limit" at Receiver,
-        "If the wire has a `rate`, this is what happens to whoever sends faster. Without one, or if less was sent, raise `limit_bytes` to the rate in bytes times the delay, and half of that for small frames.",
+        "If the wire has a `rate`, this is what happens to whoever sends faster. Without one, or if less was sent, raise `limit_bytes`: what is under way is the rate times the delay, and 128 bytes for each frame.",
     /// The frame's source address is not one of `allowed_macs` or `allowed_ips` of the port, or it is of a kind that a port with these rules may not send: router advertisements, redirects, IP and ARP in SNAP, headers that are cut off, contradict each other or lie too deep to be checked.
     Spoofed = "spoofed" at Sender,
         "`ringferry capture PORT --drops`, into `tcpdump -enr -`, shows which. If it is a source address of the guest's, add it: guests that run containers or VMs of their own send from \

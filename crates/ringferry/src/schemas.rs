@@ -46,7 +46,7 @@ schemas! {
     "traffic-progress", "ringferry traffic client --progress-json": crate::traffic::Progress;
     "why", "ringferry ctl why": control::why::Diagnosis;
     "why-all", "ringferry ctl why without a port": Vec<control::why::Diagnosis>;
-    "wire-change", "ringferry ctl wire set, reset, add, remove": control::wire::WireChange;
+    "wire-change", "ringferry ctl wire set, ringferry ctl wire reset, ringferry ctl wire add, ringferry ctl wire remove": control::wire::WireChange;
     "wires", "ringferry ctl wire": control::wire::Wires;
 }
 

@@ -84,6 +84,7 @@ pub use handles::Workers;
 use handover::Standing;
 use holes::Touch;
 use timers::{Quota, Timer, Timers};
+use wires::WakeMargin;
 
 /// Packets taken from a queue at a time. DPDK, OVS and VPP settled on 32 (or 256 with vectors); 64
 /// gained nothing here and keeps others waiting twice as long.
@@ -180,6 +181,8 @@ pub(crate) struct Worker<P: Queues> {
     spin: Spin,
     clock: Clock,
     timers: Timers,
+    /// How much earlier than a frame on a wire is due it is awake.
+    margin: WakeMargin,
     /// The part of its time that captures may use.
     captures: Arc<CaptureShare>,
     /// Ports that have mirrors.
@@ -229,6 +232,7 @@ impl<P: Queues> Worker<P> {
             spin: Spin::new(Duration::from_micros(config.poll_microseconds.into())),
             clock,
             timers: Timers::default(),
+            margin: WakeMargin::default(),
             captures: Arc::default(),
             mirrored: Vec::new(),
             seconds: clock.seconds(),
@@ -283,6 +287,10 @@ impl<P: Queues> Worker<P> {
                 Idle::Again if !self.active.is_empty() => {}
                 // A tap has no ring that could be looked at.
                 Idle::Again | Idle::Around => {
+                    self.serve_events(Some(Duration::ZERO));
+                }
+                // The kernel would wake it too late.
+                Idle::Sleep if self.is_due_soon() => {
                     self.serve_events(Some(Duration::ZERO));
                 }
                 Idle::Sleep => {
@@ -835,6 +843,8 @@ impl<P: Queues> Worker<P> {
         self.wake_up();
         if woken {
             self.counters.wakeups.add(1);
+        } else if let Some(timeout) = timeout {
+            self.margin.note(awake.duration_since(before).saturating_sub(timeout));
         }
         let time = before.elapsed();
         self.counters.sleep_nanoseconds.add(time.as_nanos() as u64);

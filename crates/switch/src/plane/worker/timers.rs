@@ -106,6 +106,14 @@ impl Timers {
         self.queue.is_empty()
     }
 
+    /// Returns the port whose frames the next one delivers, if it does that.
+    pub(super) fn next_release(&self) -> Option<PortId> {
+        match self.queue.first_key_value()?.1 {
+            Timer::Release(port) => Some(*port),
+            Timer::Resume(_) => None,
+        }
+    }
+
     /// When the next one is due.
     #[inline]
     pub(super) fn next(&self) -> Option<u64> {
@@ -294,10 +302,10 @@ impl<P: Queues> Worker<P> {
         any
     }
 
-    /// Microseconds until the next timer is due; 0 if one is.
+    /// Microseconds until the next timer is due, or until the worker has to be awake for it; 0 if one is.
     pub(super) fn until_timer(&self) -> Option<u64> {
         let next = self.timers.next()?;
-        Some(next.saturating_sub(self.clock.micros()))
+        Some(next.saturating_sub(self.clock.micros()).saturating_sub(self.margin_of_next()))
     }
 }
 
