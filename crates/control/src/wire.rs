@@ -19,6 +19,16 @@ pub struct Wire {
     pub directions: Vec<WireDirection>,
 }
 
+/// The ends of a wire.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct WireEnds {
+    /// The name of the wire.
+    pub wire: String,
+    /// The ports at its ends.
+    pub ports: [String; 2],
+}
+
 /// One direction of a wire.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

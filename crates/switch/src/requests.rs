@@ -555,6 +555,7 @@ impl Requests<'_> {
             process_seconds: Some((now - self.began).as_secs()),
             captures: self.captures.list(),
             mirrors,
+            wires: self.config.wires.iter().map(wires::ends).collect(),
             troubles: self.troubles(),
         }
     }

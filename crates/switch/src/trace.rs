@@ -502,7 +502,7 @@ impl Words<'_> {
         match &wire {
             Some(end) => self.say(name, "wire", TraceVerdict::Passes, meets(end)),
             None => {
-                self.say(name, "rules", TraceVerdict::Passes, format!("{name} is in its VLAN. {tag_text}"))
+                self.say(name, "rules", TraceVerdict::Passes, format!("{name} is in its VLAN. {tag_text}"));
             }
         }
         if let Some(PortSnapshot { fault: Some(fault), .. }) = self.known.port(exit.port) {

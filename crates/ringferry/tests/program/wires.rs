@@ -125,6 +125,9 @@ fn everything_passes_a_wire_byte_for_byte_and_nobody_else_sees_it() {
     let trace = place.ctl(&["trace", "a", "b"]);
     assert!(trace.contains("a is an end of the wire w: all that it sends goes to b, as it is."), "{trace}");
     assert!(trace.contains("On the wire w it meets delay=2ms."), "{trace}");
+    assert!(place.ctl(&["show"]).contains("wire w: a and b (ringferry ctl wire)\n"));
+    assert!(place.ctl(&["show", "b"]).contains("wire w: a and b"));
+    assert!(!place.ctl(&["show", "c"]).contains("wire w"));
     let explained = place.ctl(&["explain", "a"]);
     assert!(explained.contains("the wire w, with delay=2ms: everything passes as it is"), "{explained}");
     assert!(explained.contains("a is an end of the wire w, with b at the other"), "{explained}");
@@ -402,7 +405,8 @@ fn accuracy() {
         println!("{rate} frames a second, both directions together, {:?} each:", DELAY);
         for way in &wires[0].directions {
             let at_most = [0.5, 0.99, 0.999].map(|share| way.late.quantile(share));
-            let shown = at_most.map(|bound| bound.map_or("more".to_owned(), |bound| format!("{bound} µs")));
+            let shown =
+                at_most.map(|bound| bound.map_or_else(|| "more".to_owned(), |bound| format!("{bound} µs")));
             let within: u64 = way
                 .late
                 .buckets

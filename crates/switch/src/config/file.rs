@@ -120,7 +120,8 @@ impl Edited {
     /// Checks the whole configuration with this text in place of the file: what makes sense alone may have a name or an address that
     /// another file has.
     fn check_whole(&self, main: &Path, text: &str) -> Result<(), KeepError> {
-        let mut builder = Config::builder().may_be_empty();
+        // What its wires join may have been given by flags.
+        let mut builder = Config::builder().part_of_a_configuration();
         for path in files(main)? {
             let parse = if path == main { ConfigBuilder::document } else { ConfigBuilder::drop_in };
             builder = if path == self.path {

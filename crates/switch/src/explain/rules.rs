@@ -206,6 +206,32 @@ mod tests {
     }
 
     #[test]
+    fn a_wire_says_what_happens_on_it_and_keeps_others_out() {
+        let end = |peer: &str, delay| {
+            let impairments = crate::impairments::Impairments { delay, ..Default::default() };
+            let (wire, peer) = ("w".to_owned(), peer.to_owned());
+            Rules {
+                wire: Some(WireEnd { wire, peer, seed: 1, direction: 0, impairments }),
+                ..Rules::default()
+            }
+        };
+        let told = |one: &Rules, other: &Rules| {
+            let (from, to) = ("a".to_owned(), "b".to_owned());
+            let mut way = Way { from, to, traffic: Vec::new(), notes: Vec::new(), hints: Vec::new() };
+            let passes =
+                explain(&mut way, Ruled { name: "a", rules: one }, Ruled { name: "b", rules: other });
+            (passes, way.notes.join("; "), way.hints.join("; "))
+        };
+        let (passes, notes, hints) = told(&end("b", 5), &end("a", 10_000_000));
+        assert_eq!(notes, "the wire w, with delay=10ms: everything passes as it is, and to nobody else");
+        assert!(passes && hints.is_empty());
+        assert!(told(&end("b", 5), &end("a", 0)).1.starts_with("the wire w, with no impairments"));
+        let apart = "nothing passes: a is an end of the wire w, with c at the other".to_owned();
+        let hint = "`ringferry ctl wire remove w`, if they are to talk".to_owned();
+        assert_eq!(told(&end("c", 0), &Rules::default()), (false, apart, hint));
+    }
+
+    #[test]
     fn rules_that_keep_two_ports_apart_are_named() {
         let apart = |from: &[&str], to: &[&str]| {
             let (passes, notes) = said(from, to);

@@ -356,7 +356,8 @@ impl From<KeepError> for Reply {
 
 /// Reads the configuration file.
 fn read(file: &Path) -> Result<Config, Reply> {
-    let config = Config::builder().regular_file(file).build();
+    // Ports that wires join may have been given by flags.
+    let config = Config::builder().part_of_a_configuration().regular_file(file).build();
     config.map_err(|error| Reply::Refused { text: error.to_string() })
 }
 

@@ -416,12 +416,13 @@ impl Privileges {
     pub(crate) fn read(&self, path: &Path, meanwhile: Meanwhile<'_>) -> Result<Config, String> {
         let parse = |builder: ConfigBuilder| builder.build().map_err(|error| error.to_string());
         let Some(helper) = &self.0 else {
-            return parse(Config::builder().regular_file(path)).and_then(Config::with_names);
+            return parse(Config::builder().part_of_a_configuration().regular_file(path))
+                .and_then(Config::with_names);
         };
         match ask_well(helper, &Request::Read, meanwhile)? {
             (Reply::Config { text, drop_ins, blank }, _) => {
                 let name = path.display().to_string();
-                let config = parse(Config::builder().may_be_empty().toml(&name, &text))?;
+                let config = parse(Config::builder().part_of_a_configuration().toml(&name, &text))?;
                 Ok(Config { file: Some(ConfigFile::of(path, &config, drop_ins, blank)), ..config })
             }
             _ => Err(MISUNDERSTOOD.to_owned()),

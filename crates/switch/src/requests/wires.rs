@@ -4,7 +4,9 @@
 
 use std::collections::BTreeMap;
 
-use ringferry_control::wire::{LateFrames, Lateness, Wire as Shown, WireChange, WireDirection, Wires};
+use ringferry_control::wire::{
+    LateFrames, Lateness, Wire as Shown, WireChange, WireDirection, WireEnds, Wires,
+};
 use ringferry_control::{Answer, PortAction, RulesByKey, WireStep};
 
 use super::Requests;
@@ -16,6 +18,11 @@ use crate::impairments::Wire;
 use crate::plane::{BUCKETS, WireState};
 use crate::privileged::NotKept;
 use crate::snapshot::wire_by_key;
+
+/// Returns the ends of a wire, as they are shown.
+pub(super) fn ends(wire: &Wire) -> WireEnds {
+    WireEnds { wire: wire.name.clone(), ports: wire.ports.clone() }
+}
 
 /// Returns what has to be done for the wires before to be those now, for people.
 pub(super) fn wire_steps(before: &[Wire], now: &[Wire]) -> Vec<WireStep> {

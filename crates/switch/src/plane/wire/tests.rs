@@ -42,7 +42,7 @@ fn run(queue: &mut WireQueue, frames: u64, gap: u64) -> Vec<(u64, u64)> {
         match queue.admit(64, now) {
             Admission::Passes => queue.push(now, numbered(number)),
             Admission::Waits(passages) => {
-                passages.iter().for_each(|passage| queue.push(passage.due, numbered(number)))
+                passages.iter().for_each(|passage| queue.push(passage.due, numbered(number)));
             }
             Admission::Lost | Admission::NoRoom => {}
         }

@@ -283,14 +283,10 @@ impl<P: Queues> Worker<P> {
                 }
                 continue;
             }
-            match self.spin.idle() {
+            match self.idle_for_wire().unwrap_or_else(|| self.spin.idle()) {
                 Idle::Again if !self.active.is_empty() => {}
                 // A tap has no ring that could be looked at.
                 Idle::Again | Idle::Around => {
-                    self.serve_events(Some(Duration::ZERO));
-                }
-                // The kernel would wake it too late.
-                Idle::Sleep if self.is_due_soon() => {
                     self.serve_events(Some(Duration::ZERO));
                 }
                 Idle::Sleep => {

@@ -305,7 +305,7 @@ impl<P: Queues> Worker<P> {
     /// Microseconds until the next timer is due, or until the worker has to be awake for it; 0 if one is.
     pub(super) fn until_timer(&self) -> Option<u64> {
         let next = self.timers.next()?;
-        Some(next.saturating_sub(self.clock.micros()).saturating_sub(self.margin_of_next()))
+        Some(next.saturating_sub(self.clock.micros()).saturating_sub(self.margin_of_next().unwrap_or(0)))
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use ringferry_sys::spin::Idle;
+
 use crate::counters::DropReason;
 use crate::fdb::PortId;
 use crate::plane::capture::Offered;
@@ -34,15 +36,24 @@ impl WakeMargin {
 }
 
 impl<P: Queues> Worker<P> {
-    /// Returns how much earlier than the next timer the worker has to be awake, in microseconds: if frames on a wire are what it is for.
-    pub(super) fn margin_of_next(&self) -> u64 {
+    /// Returns how much earlier than the next timer the worker has to be awake, in microseconds, if frames on a wire are what it is for.
+    pub(super) fn margin_of_next(&self) -> Option<u64> {
         let port = self.timers.next_release().and_then(|id| self.ports.get(usize::from(id.0))?.as_ref());
-        if port.is_some_and(|port| port.wire.is_some()) { self.margin.0 } else { 0 }
+        port?.wire.as_ref().map(|_| self.margin.0)
     }
 
-    /// Returns true if frames on a wire are due so soon that a sleep would last too long.
-    pub(super) fn is_due_soon(&self) -> bool {
-        !self.timers.is_empty() && self.margin_of_next() > 0 && self.until_timer() == Some(0)
+    /// Returns what a worker without work does if frames on a wire are what it waits for; `None` if they are not. It sleeps, as whoever yields the processor on a busy machine in place of that may
+    /// get it back milliseconds later, until the frames are due so soon that it would sleep too long.
+    #[inline]
+    pub(super) fn idle_for_wire(&mut self) -> Option<Idle> {
+        if self.timers.is_empty() {
+            return None;
+        }
+        match self.margin_of_next() {
+            None => None,
+            Some(margin) if margin > 0 && self.until_timer() == Some(0) => Some(Idle::Around),
+            Some(_) => Some(Idle::Sleep),
+        }
     }
 
     /// Makes a port an end of a wire, or of none. What waits on the same wire goes on waiting, until it is due; what waits on one that is no more is delivered

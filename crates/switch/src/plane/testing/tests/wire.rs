@@ -242,7 +242,7 @@ fn a_large_frame_meets_impairments_packet_by_packet() {
     let mut lab = Lab::both(&Impairments::default());
     lab.send_with(A, header, &bytes);
     lab.bed.run();
-    assert_eq!(lab.bytes(B), [bytes.clone()]);
+    assert_eq!(lab.bytes(B), std::slice::from_ref(&bytes));
     // Packet by packet, for a receiver that takes all offloads and for one that takes none.
     for offloads in [Offloads::all(), Offloads::empty()] {
         let impairments =
