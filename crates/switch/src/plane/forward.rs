@@ -675,6 +675,10 @@ fn leave<P: Queues>(
     retags: &mut Vec<Retag>,
     now: &Now,
 ) -> bool {
+    if port.wire.is_some() {
+        leave_by_wire(port, sender, burst, decisions, picks, retags, now);
+        return true;
+    }
     let closed = closed_to(port, sender);
     retags.clear();
     picks.retain(|&index| {
@@ -698,6 +702,37 @@ fn leave<P: Queues>(
         }
     });
     retags.iter().all(|retag| *retag == Retag::Keep)
+}
+
+/// Does the same for a port that is an end of a wire, where frames go in no VLAN and keep their tags.
+#[inline(never)]
+fn leave_by_wire<P: Queues>(
+    port: &mut Port<P>,
+    sender: Sender,
+    burst: &Burst<'_>,
+    decisions: &mut [Decision],
+    picks: &mut Vec<u32>,
+    retags: &mut Vec<Retag>,
+    now: &Now,
+) {
+    let closed = closed_to(port, sender);
+    picks.retain(|&index| {
+        let (frame, decision) = (&burst.frames()[index as usize], &mut decisions[index as usize]);
+        match closed {
+            // What others flood does not come here, which is no loss.
+            Some(_) if decision.to == To::Flood => false,
+            Some(reason) => {
+                port.drop_frame(reason, now, Offered::of(burst, frame));
+                false
+            }
+            None => {
+                decision.reached = true;
+                port.pass_wire(sender.port, burst, frame, now)
+            }
+        }
+    });
+    retags.clear();
+    retags.resize(picks.len(), Retag::Keep);
 }
 
 /// Tells senders that their frames do not fit the receiver behind a port. It is that receiver's words that they get, so they must

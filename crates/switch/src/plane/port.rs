@@ -254,9 +254,6 @@ impl<P: Queues> Port<P> {
         retag: Retag,
         now: &Now,
     ) -> bool {
-        if self.wire.is_some() {
-            return self.pass_wire(from, burst, frame, now);
-        }
         let Some(limit) = self.policy.as_deref().and_then(PortPolicy::rate_out) else { return true };
         let (cost, micros) = (WireCost::of_frame(frame), now.micros());
         match self.shaping(limit, cost, micros) {
