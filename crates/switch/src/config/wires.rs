@@ -1,7 +1,7 @@
 //! Wires: `[[wire]]` tables, read and written, and checked against the ports that they join.
 //!
 //! The impairments may stand in the table itself, for both directions, and in its tables `[wire.a_to_b]` and `[wire.b_to_a]`, for one; what stands
-//! there holds in place of what the wire says. [`entries`] writes what both directions have in common into the first.
+//! there holds in place of what the wire says. [`written`] says what both directions have in common in the first.
 
 use super::parse::Document;
 use super::rules::{BIT_RATE, PORT_NAME};

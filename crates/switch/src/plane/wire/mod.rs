@@ -1,6 +1,6 @@
 //! Wires: what a frame meets between the two ports of a `[[wire]]`.
 //!
-//! **Life cycle.** The control plane compiles the [`WireEnd`](crate::impairments::WireEnd) of a port into its policy, with a [`Line`] that all workers
+//! **Life cycle.** The control plane compiles the [`WireEnd`] of a port into its policy, with a [`Line`] that all workers
 //! share. Each worker that gets such a policy gives its [`Port`](crate::plane::port::Port) a [`WireQueue`], and another policy of the same wire changes that
 //! one: what waits goes on waiting. The forwarder sends all that one end sends to the other ([`decide`](crate::plane::forward)), where the
 //! queue [admits](WireQueue::admit) each frame; a timer of the worker takes out those whose time has come.
