@@ -143,6 +143,15 @@ drop_reasons! {
     /// The frame's conversation is not one that the policy of a port's `firewall` allows, or it is none: not IP, malformed, led elsewhere by its headers.
     Firewall = "firewall" at Either,
         "`ringferry ctl firewall PORT` says which rule denied what of late; `ringferry ctl trace` what would become of a frame. Add a rule to the policy and use `ringferry ctl reload`.",
+    /// The port is an end of a wire, and its other end is not there; or the frame comes from a port that is not the other end.
+    WireDown = "wire-down" at Either,
+        "`ringferry ctl wire` says which port is missing. Add it, or remove the wire if its ends are to be ports as others are.",
+    /// The wire of the port has lost the frame, as its `loss` asks for.
+    WireLoss = "wire-loss" at Receiver,
+        "That is what the wire is for; `ringferry ctl wire reset NAME` ends it.",
+    /// The wire of the port has no room for the frame: `limit` frames wait for its `rate`, or what waits takes `limit_bytes` of memory.
+    WireLimit = "wire-limit" at Receiver,
+        "If the wire has a `rate`, this is what happens to whoever sends faster. Without one, or if less was sent, raise `limit_bytes`: what is under way is the rate times the delay, and 128 bytes for each frame.",
     /// The frame's source address is not one of `allowed_macs` or `allowed_ips` of the port, or it is of a kind that a port with these rules may not send: router advertisements, redirects, IP and ARP in SNAP, headers that are cut off, contradict each other or lie too deep to be checked.
     Spoofed = "spoofed" at Sender,
         "`ringferry capture PORT --drops`, into `tcpdump -enr -`, shows which. If it is a source address of the guest's, add it: guests that run containers or VMs of their own send from \

@@ -53,12 +53,13 @@ pub mod snapshot;
 pub mod text;
 pub mod trace;
 pub mod why;
+pub mod wire;
 
 pub use client::{ControlError, Patience, call, call_and_keep, call_with, call_with_fds, is_ringferry};
 pub use drops::{CountedAt, DropReason};
 pub use guest::GuestSnapshot;
 pub use path::{SYSTEM_DIRECTORY, default_path, make_directory, makes_directory};
-pub use ports::{PortAction, PortChange, Reload, ReloadStep};
+pub use ports::{PortAction, PortChange, Reload, ReloadStep, WireStep};
 pub use protocol::{Answer, Request, Response};
 pub use rules::{Holds, Kept, PortRules, RulesByKey, SettingChange, SettingsChange, kept, settings};
 pub use server::{ControlServer, MAX_CLIENTS, MAX_REQUEST, MAX_SILENCE, Reply, Ticket};

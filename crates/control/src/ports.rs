@@ -80,6 +80,9 @@ pub struct Reload {
     pub dry_run: bool,
     /// The ports that are not as the file has them, in the order in which they are served.
     pub steps: Vec<ReloadStep>,
+    /// The wires that are not as the file has them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub wires: Vec<WireStep>,
     /// Settings that the file has changed and that need a restart.
     pub restart: Vec<String>,
     /// Faults of ports that are as the file has them, which no reload mends: the name and the fault of each.
@@ -108,6 +111,30 @@ pub struct ReloadStep {
     pub error: Option<String>,
 }
 
+/// The part of a reload that is about one wire.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct WireStep {
+    /// The wire.
+    pub wire: String,
+    /// The action on the wire: it is added, removed or changed.
+    pub action: PortAction,
+    /// The differences of the wire, for people.
+    pub what: String,
+}
+
+impl PortAction {
+    /// Returns what stands before it in a plan.
+    fn sign(self) -> char {
+        match self {
+            PortAction::Added => '+',
+            PortAction::Removed => '-',
+            PortAction::Changed | PortAction::Replaced => '~',
+            PortAction::Nothing => ' ',
+        }
+    }
+}
+
 impl Reload {
     /// Returns true if something could not be done.
     pub fn has_failed(&self) -> bool {
@@ -118,16 +145,13 @@ impl Reload {
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         for ReloadStep { port, action, what, error } in &self.steps {
-            let sign = match action {
-                PortAction::Added => '+',
-                PortAction::Removed => '-',
-                PortAction::Changed | PortAction::Replaced => '~',
-                PortAction::Nothing => ' ',
-            };
-            text += &format!("{sign} {port}: {what}\n");
+            text += &format!("{} {port}: {what}\n", action.sign());
             if let Some(error) = error {
                 text += &format!("  not done: {error}\n");
             }
+        }
+        for WireStep { wire, action, what } in &self.wires {
+            text += &format!("{} wire {wire}: {what}\n", action.sign());
         }
         for setting in &self.restart {
             text += &format!("! {setting}; this needs a stop and a start\n");
@@ -178,15 +202,21 @@ mod tests {
             step("b", PortAction::Replaced, None),
             step("c", PortAction::Added, Some("no room")),
         ];
+        reload.wires = vec![WireStep {
+            wire: "w".to_owned(),
+            action: PortAction::Changed,
+            what: "another thing".to_owned(),
+        }];
         reload.restart = vec!["workers is 1, not 2".to_owned()];
         assert!(reload.has_failed());
         assert_eq!(
             reload.to_text(),
-            "- a: a thing\n~ b: a thing\n+ c: a thing\n  not done: no room\n! workers is 1, not 2; this needs a stop and a start\n\
+            "- a: a thing\n~ b: a thing\n+ c: a thing\n  not done: no room\n~ wire w: another thing\n! workers is 1, not 2; this needs a stop and a start\n\
              2 ports have changed, 1 could not\n"
         );
         reload.faults = vec!["d: the interface was renamed".to_owned()];
-        let faults_only = Reload { steps: Vec::new(), restart: Vec::new(), ..reload.clone() };
+        let faults_only =
+            Reload { steps: Vec::new(), wires: Vec::new(), restart: Vec::new(), ..reload.clone() };
         assert!(
             faults_only
                 .to_text()

@@ -16,6 +16,7 @@ use crate::rules::{PortRules, SettingsChange};
 use crate::snapshot::Snapshot;
 use crate::trace::{Trace, TraceRequest};
 use crate::why::Diagnosis;
+use crate::wire::{WireChange, Wires};
 
 /// What can be asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -110,6 +111,58 @@ pub enum Request {
         from: String,
         /// The port that gets the copies.
         to: String,
+    },
+    /// All wires, or one. Only a switch has any.
+    Wires {
+        /// The wire, or a port that is an end of it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        wire: Option<String>,
+    },
+    /// Change impairments of a wire, all or none.
+    SetWire {
+        /// The wire, or a port that is an end of it.
+        wire: String,
+        /// Each `KEY=VALUE`, as in the configuration file.
+        settings: Vec<String>,
+        /// One direction only: the one from this port.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        from: Option<String>,
+        /// Leave the configuration file as it is.
+        #[serde(default)]
+        runtime: bool,
+    },
+    /// Take all impairments of a wire away.
+    ResetWire {
+        /// The wire, or a port that is an end of it.
+        wire: String,
+        /// One direction only: the one from this port.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        from: Option<String>,
+        /// Leave the configuration file as it is.
+        #[serde(default)]
+        runtime: bool,
+    },
+    /// Join two ports by a wire.
+    AddWire {
+        /// The two ports.
+        ports: [String; 2],
+        /// Its name; without one those of its ports.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
+        /// Each `KEY=VALUE`, as in the configuration file.
+        #[serde(default)]
+        settings: Vec<String>,
+        /// Leave the configuration file as it is.
+        #[serde(default)]
+        runtime: bool,
+    },
+    /// Take a wire out: its ports are as others are.
+    RemoveWire {
+        /// The wire, or a port that is an end of it.
+        wire: String,
+        /// Leave the configuration file as it is.
+        #[serde(default)]
+        runtime: bool,
     },
     /// Forget learned addresses. Static ones stay.
     FlushFdb {
@@ -262,6 +315,10 @@ pub enum Answer {
     Capture(CaptureStarted),
     /// To [`Request::Mirrors`], [`Request::AddMirror`] and [`Request::RemoveMirror`].
     Mirrors(Mirrors),
+    /// To [`Request::Wires`].
+    Wires(Wires),
+    /// To [`Request::SetWire`], [`Request::ResetWire`], [`Request::AddWire`] and [`Request::RemoveWire`].
+    WireChanged(Box<WireChange>),
     /// To [`Request::Link`].
     LinkChanged(LinkChange),
     /// To [`Request::FlushFdb`].

@@ -35,6 +35,8 @@ fn text(answer: &Answer) -> String {
         Answer::Replacing { .. } => unreachable!("nothing of it is shown"),
         Answer::LinkChanged(change) => change.to_text(),
         Answer::Mirrors(mirrors) => mirrors.to_text(),
+        Answer::Wires(wires) => wires.to_text(),
+        Answer::WireChanged(change) => change.to_text(),
         Answer::FdbFlushed(flush) => flush.to_text(),
         Answer::Capture(_) => panic!("it means nothing without its descriptors"),
     }

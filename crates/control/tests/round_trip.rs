@@ -12,9 +12,10 @@ use ringferry_control::snapshot::{
     PairSnapshot, PortSnapshot, PortState, QueueRole, QueueSnapshot, Rates, SessionEnd, Snapshot,
     StallSnapshot, VifFeatures, WorkerLoad, WorkerSnapshot, XdpFeatures,
 };
+use ringferry_control::wire::{LateFrames, Lateness, Wire, WireChange, WireDirection, Wires};
 use ringferry_control::{
     Answer, GuestSnapshot, Holds, Kept, PortAction, PortChange, PortRules, Reload, ReloadStep, Request,
-    Response, RulesByKey, SettingChange, SettingsChange,
+    Response, RulesByKey, SettingChange, SettingsChange, WireStep,
 };
 use ringferry_packet::ether::Mac;
 use ringferry_packet::flow::HashTypes;
@@ -47,6 +48,17 @@ fn request() -> impl Strategy<Value = Request> {
         ),
         any::<bool>().prop_map(|dry_run| Request::Reload { dry_run }),
         any::<u32>().prop_map(|format| Request::Replace { format }),
+        option::of(text()).prop_map(|wire| Request::Wires { wire }),
+        (text(), vec(text(), 0..4), option::of(text()), any::<bool>())
+            .prop_map(|(wire, settings, from, runtime)| Request::SetWire { wire, settings, from, runtime }),
+        (text(), option::of(text()), any::<bool>()).prop_map(|(wire, from, runtime)| Request::ResetWire {
+            wire,
+            from,
+            runtime
+        }),
+        ([text(), text()], option::of(text()), vec(text(), 0..4), any::<bool>())
+            .prop_map(|(ports, name, settings, runtime)| Request::AddWire { ports, name, settings, runtime }),
+        (text(), any::<bool>()).prop_map(|(wire, runtime)| Request::RemoveWire { wire, runtime }),
         text().prop_map(|port| Request::Rules { port }),
         (text(), option::of(0..100usize))
             .prop_map(|(port, conversations)| Request::Firewall { port, conversations }),
@@ -262,6 +274,7 @@ fn snapshot() -> impl Strategy<Value = Snapshot> {
             process_seconds: pid.is_multiple_of(2).then_some(uptime_seconds),
             captures: vec![CaptureSnapshot { number: pid, pid: Some(version), ..CaptureSnapshot::default() }],
             mirrors: Vec::new(),
+            wires: Vec::new(),
             troubles: vec![String::new()],
         },
     )
@@ -328,6 +341,35 @@ fn explanation() -> impl Strategy<Value = Explanation> {
     })
 }
 
+fn wire() -> impl Strategy<Value = Wire> {
+    let bucket = (any::<Option<u64>>(), any::<u64>())
+        .prop_map(|(at_most_microseconds, frames)| LateFrames { at_most_microseconds, frames });
+    let late = (vec(bucket, 0..3), any::<u64>())
+        .prop_map(|(buckets, max_microseconds)| Lateness { buckets, max_microseconds });
+    let way = ([text(), text()], any::<bool>(), rules(), any::<[u64; 8]>(), late).prop_map(
+        |([from, to], joined, impairments, counts, late)| {
+            let [passed, lost, no_room, duplicated, reordered, corrupted, waiting, waiting_bytes] = counts;
+            WireDirection {
+                from,
+                to,
+                joined,
+                impairments,
+                passed,
+                lost,
+                no_room,
+                duplicated,
+                reordered,
+                corrupted,
+                waiting,
+                waiting_bytes,
+                late,
+            }
+        },
+    );
+    (text(), any::<u64>(), any::<bool>(), vec(way, 0..3))
+        .prop_map(|(name, seed, seed_is_set, directions)| Wire { name, seed, seed_is_set, directions })
+}
+
 fn port_action() -> impl Strategy<Value = PortAction> {
     prop::sample::select(vec![
         PortAction::Added,
@@ -380,11 +422,15 @@ fn answer() -> impl Strategy<Value = Answer> {
         .prop_map(|(port, done, persistent, note, notes)| PortChange { port, done, persistent, note, notes });
     let step = (text(), port_action(), text(), option::of(text()))
         .prop_map(|(port, action, what, error)| ReloadStep { port, action, what, error });
-    let reload = (text(), any::<bool>(), vec(step, 0..3), [notes(), notes(), notes(), notes()]).prop_map(
-        |(file, dry_run, steps, [restart, faults, beside, notes])| Reload {
+    let wire_step =
+        (text(), port_action(), text()).prop_map(|(wire, action, what)| WireStep { wire, action, what });
+    let steps = (vec(step, 0..3), vec(wire_step, 0..3));
+    let reload = (text(), any::<bool>(), steps, [notes(), notes(), notes(), notes()]).prop_map(
+        |(file, dry_run, (steps, wires), [restart, faults, beside, notes])| Reload {
             file,
             dry_run,
             steps,
+            wires,
             restart,
             faults,
             beside,
@@ -403,6 +449,10 @@ fn answer() -> impl Strategy<Value = Answer> {
         change.prop_map(Answer::SettingsChanged),
         port_change.prop_map(Answer::PortChanged),
         reload.prop_map(Answer::Reloaded),
+        vec(wire(), 0..3).prop_map(|wires| Answer::Wires(Wires { wires })),
+        (wire(), any::<bool>(), any::<bool>(), text()).prop_map(|(wire, removed, persistent, note)| {
+            Answer::WireChanged(Box::new(WireChange { wire, removed, persistent, note }))
+        }),
         any::<(u32, u32)>().prop_map(|(format, pid)| Answer::Replacing { format, pid }),
     ]
 }

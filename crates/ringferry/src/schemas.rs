@@ -48,6 +48,8 @@ schemas! {
     "traffic-progress", "ringferry traffic client --progress-json": crate::traffic::Progress;
     "why", "ringferry ctl why": control::why::Diagnosis;
     "why-all", "ringferry ctl why without a port": Vec<control::why::Diagnosis>;
+    "wire-change", "ringferry ctl wire set, ringferry ctl wire reset, ringferry ctl wire add, ringferry ctl wire remove": control::wire::WireChange;
+    "wires", "ringferry ctl wire": control::wire::Wires;
 }
 
 /// Fields of an object of a schema, and of all below it, that have no description.

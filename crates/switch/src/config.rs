@@ -25,6 +25,7 @@ use ringferry_packet::ether::Mac;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use crate::impairments::Wire;
 use crate::plane::Owners;
 use crate::rules::{Rules, Vid};
 
@@ -40,9 +41,11 @@ mod reference;
 mod rules;
 mod table;
 mod values;
+pub(crate) mod wires;
 use parse::{Document, Place, PortKeys, Value, parse_flag, parse_port};
 use rules::RulesKeys;
 use values::{Described, Shape};
+use wires::{ImpairmentKeys, WireKeys};
 
 #[cfg(feature = "testing")]
 pub use changes::follow;
@@ -54,8 +57,9 @@ pub use crate::ports::xen::config::{Transfer, VifName, XenProvider, XenVifConfig
 pub(crate) use edit::Edit;
 use file::drop_in_directory;
 pub use file::drop_ins;
+pub(crate) use file::wires::{forget_wire, keep_wire};
 pub(crate) use file::{KeepError, Kept, forget_port, keep, keep_port};
-pub use help::{port_keys_help, setting_keys, settings_help};
+pub use help::{port_keys_help, setting_keys, settings_help, wire_help};
 pub(crate) use parse::Fields;
 pub use reference::{EXAMPLE, ReferenceKey, ReferenceSection, reference};
 pub(crate) use rules::entries as rules_by_key;
@@ -87,6 +91,8 @@ pub struct Config {
     /// The ports, in the order they were written (file before flags). Names, sockets, taps, descriptors and static addresses are
     /// unique. Only a file may have none.
     pub ports: Vec<PortConfig>,
+    /// The wires, in the order they were written. Their names are unique, they join ports that there are, and no port is in two.
+    pub wires: Vec<Wire>,
     /// The file that the configuration was read from, if there was one.
     pub file: Option<ConfigFile>,
 }
@@ -98,6 +104,8 @@ pub struct ConfigFile {
     pub path: PathBuf,
     /// Names of the ports in it, and in its drop-in files.
     pub ports: Vec<String>,
+    /// Names of the wires in it, and in its drop-in files.
+    pub(crate) wires: Vec<String>,
     /// The drop-in files of the ports that are in one.
     pub(crate) drop_ins: BTreeMap<String, PathBuf>,
     /// Files that may be half of one: those that are there and have no port, and the directory of drop-in files if that is not there.
@@ -107,14 +115,15 @@ pub struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// The file that another process has read: its path, the names of its ports, and what it says that is not about a port.
+    /// The file that another process has read: its path, the names of its ports and wires, and what it says that is not about a port.
     pub(crate) fn read_before(
         path: PathBuf,
         ports: Vec<String>,
+        wires: Vec<String>,
         settings: String,
         drop_ins: BTreeMap<String, PathBuf>,
     ) -> ConfigFile {
-        ConfigFile { path, ports, drop_ins, blank: BTreeSet::new(), settings }
+        ConfigFile { path, ports, wires, drop_ins, blank: BTreeSet::new(), settings }
     }
 
     /// What it says that is not about a port, as TOML.
@@ -134,6 +143,7 @@ impl ConfigFile {
             drop_ins,
             blank,
             ports: config.ports.iter().map(|port| port.name.clone()).collect(),
+            wires: config.wires.iter().map(|wire| wire.name.clone()).collect(),
             settings: config.settings(),
         }
     }
@@ -337,6 +347,17 @@ enum Scope {
     Kind(&'static str),
     /// In every `[[port]]`: what its frames must obey.
     Rules,
+    /// Keys of the table `[[wire]]` alone.
+    Wire,
+    /// In a `[[wire]]`, or in the table of one of its directions: what becomes of frames.
+    Impairments,
+}
+
+impl Scope {
+    /// Returns true for a place in a `[[port]]` table.
+    fn is_of_port(self) -> bool {
+        matches!(self, Scope::Port | Scope::Kind(_) | Scope::Rules)
+    }
 }
 
 impl Display for Scope {
@@ -347,6 +368,7 @@ impl Display for Scope {
             Scope::Port => f.write_str("the keys of every port"),
             Scope::Kind(kind) => write!(f, "the keys of a {kind} port"),
             Scope::Rules => f.write_str("the rules of a port"),
+            Scope::Wire | Scope::Impairments => f.write_str("the keys of a wire"),
         }
     }
 }
@@ -356,7 +378,8 @@ fn sections() -> impl Iterator<Item = (Scope, &'static [Key])> {
     let first =
         [(Scope::Top, TopKeys::KEYS), (Scope::Switch, SwitchKeys::KEYS), (Scope::Port, PortKeys::KEYS)];
     let kinds = PortKind::keys().map(|(kind, keys)| (Scope::Kind(kind), keys));
-    first.into_iter().chain(kinds).chain([(Scope::Rules, RulesKeys::KEYS)])
+    let wires = [(Scope::Wire, WireKeys::KEYS), (Scope::Impairments, ImpairmentKeys::KEYS)];
+    first.into_iter().chain(kinds).chain([(Scope::Rules, RulesKeys::KEYS)]).chain(wires)
 }
 
 keys! {
@@ -641,6 +664,7 @@ impl Config {
             out.push_str("\n[[port]]\n");
             append(&mut out, port.entries());
         }
+        wires::dump(&self.wires, &mut out);
         out
     }
 }
@@ -804,6 +828,9 @@ pub struct ConfigBuilder {
     policies: Option<PathBuf>,
     switch: SwitchConfig,
     ports: Vec<(Place, PortConfig)>,
+    wires: Vec<(Place, Wire)>,
+    /// What wires join may be somewhere else.
+    is_part: bool,
     file: Option<ConfigFile>,
     reserved: Vec<(Place, RawFd)>,
     /// True if there need not be a port.
@@ -818,7 +845,7 @@ impl ConfigBuilder {
     /// added; there may be none.
     #[must_use]
     pub fn file(mut self, path: &Path) -> Self {
-        let before = self.ports.len();
+        let (before, wires_before) = (self.ports.len(), self.wires.len());
         let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let mut blank = BTreeSet::new();
         self = self.read(path, Self::document);
@@ -856,7 +883,8 @@ impl ConfigBuilder {
         let path = absolute(path);
         let control = self.control.as_ref().map(|(_, path)| path.as_path());
         let settings = settings(control, &self.socket_directories, self.policies.as_deref(), self.switch);
-        self.file = Some(ConfigFile { path, ports, drop_ins, blank, settings });
+        let wires = self.wires[wires_before..].iter().map(|(_, wire)| wire.name.clone()).collect();
+        self.file = Some(ConfigFile { path, ports, wires, drop_ins, blank, settings });
         self.may_be_empty()
     }
 
@@ -889,6 +917,12 @@ impl ConfigBuilder {
     pub fn may_be_empty(mut self) -> Self {
         self.may_be_empty = true;
         self
+    }
+
+    /// Lets the configuration be a part of one, such as a file beside others: it need not have a port, nor those that its wires join.
+    #[must_use]
+    pub(crate) fn part_of_a_configuration(self) -> Self {
+        ConfigBuilder { is_part: true, ..self.may_be_empty() }
     }
 
     /// Reads TOML from memory; `name` stands for the file name in errors.
@@ -978,6 +1012,10 @@ impl ConfigBuilder {
         }
         self.check_unique();
         self.check_workers();
+        // A mistake in a port would make one of each wire that has it.
+        if !self.is_part && self.problems.is_empty() {
+            self.check_wires();
+        }
         if !self.problems.is_empty() {
             return Err(ConfigError::of(self.problems));
         }
@@ -987,6 +1025,7 @@ impl ConfigBuilder {
             policies: self.policies,
             switch: self.switch,
             ports: self.ports.into_iter().map(|(_, port)| port).collect(),
+            wires: self.wires.into_iter().map(|(_, wire)| wire).collect(),
             file: self.file,
         };
         if let Some(directory) = config.policy_directory() {
@@ -1047,11 +1086,13 @@ impl ConfigBuilder {
     fn document(&mut self, document: &Document, table: DeTable<'_>) {
         let mut switch = None;
         let mut ports = None;
+        let mut wires = None;
         let mut rest = Vec::new();
         for (key, value) in table {
             match key.get_ref().as_ref() {
                 "switch" => switch = Some(value),
                 "port" => ports = Some(value),
+                "wire" => wires = Some(value),
                 _ => rest.push((key, value)),
             }
         }
@@ -1062,7 +1103,7 @@ impl ConfigBuilder {
             self.control = fields.place_of("control").map(|place| (place, path));
         }
         self.socket_directories.extend(socket_directories.into_iter().flatten());
-        fields.knows(&["switch", "port"]);
+        fields.knows(&["switch", "port", "wire"]);
         fields.finish("");
         if let Some(value) = switch {
             self.switch_table(document, value);
@@ -1070,17 +1111,21 @@ impl ConfigBuilder {
         if let Some(value) = ports {
             self.port_tables(document, value);
         }
+        if let Some(value) = wires {
+            self.wire_tables(document, value);
+        }
     }
 
-    /// A drop-in file has ports and nothing else.
+    /// A drop-in file has ports and wires, and nothing else.
     fn drop_in(&mut self, document: &Document, table: DeTable<'_>) {
         for (key, value) in table {
             if key.get_ref() == "port" {
                 self.port_tables(document, value);
+            } else if key.get_ref() == "wire" {
+                self.wire_tables(document, value);
             } else {
                 let place = document.place(key.span().start);
-                let message =
-                    "belongs in the main configuration file: a drop-in file has [[port]] tables only";
+                let message = "belongs in the main configuration file: a drop-in file has [[port]] and [[wire]] tables only";
                 self.problems.push(place.problem(key.into_inner(), message));
             }
         }

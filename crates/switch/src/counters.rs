@@ -146,6 +146,12 @@ port_counters! {
     tx_coalesced,
     /// Packets for the port that were marked (ECN, congestion experienced) as they had waited too long for its `rate_out`.
     tx_marked,
+    /// Frames for the port that its wire has carried twice.
+    tx_duplicated,
+    /// Frames for the port that have overtaken others on its wire, as they were not delayed.
+    tx_reordered,
+    /// Frames for the port of which one bit was inverted on its wire.
+    tx_corrupted,
     /// Notifications received from the port's peer (a guest's doorbell).
     kicks,
     /// Notifications sent to the port's peer (a guest's interrupt).

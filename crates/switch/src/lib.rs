@@ -13,6 +13,7 @@ mod drains;
 mod explain;
 pub mod fdb;
 mod handover;
+pub mod impairments;
 mod links;
 mod log_limit;
 mod manager;
@@ -29,6 +30,7 @@ mod switch;
 mod trace;
 mod turns;
 mod why;
+mod wires;
 
 pub use handover::kept::{Keeper, Kept, Known};
 #[cfg(feature = "testing")]

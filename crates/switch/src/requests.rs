@@ -47,6 +47,7 @@ const MAX_DRAIN: u16 = 25;
 mod addresses;
 mod firewalls;
 mod ports;
+mod wires;
 pub(crate) use ports::NotReloaded;
 use ports::describe;
 
@@ -98,6 +99,7 @@ impl Requests<'_> {
             );
         }
         if let Request::Remove { port, runtime, drain: Some(seconds), .. } = &request
+            && self.check_no_end(port).is_ok()
             && let Some(entry) = self.ports.retire(port, self.epoll)
         {
             let seconds = (*seconds).min(MAX_DRAIN);
@@ -177,6 +179,15 @@ impl Requests<'_> {
                 self.mirrors.remove(from, to, self.workers)?;
                 Ok(Answer::Mirrors(self.all_mirrors(&self.ports.snapshots())))
             }
+            Request::Wires { wire } => self.wires(wire.as_deref()).map(Answer::Wires),
+            Request::SetWire { wire, settings, from, runtime } => {
+                self.set_wire(wire, settings, from.as_deref(), *runtime)
+            }
+            Request::ResetWire { wire, from, runtime } => self.reset_wire(wire, from.as_deref(), *runtime),
+            Request::AddWire { ports, name, settings, runtime } => {
+                self.add_wire(name.as_deref(), ports, settings, *runtime)
+            }
+            Request::RemoveWire { wire, runtime } => self.remove_wire(wire, *runtime),
             Request::FlushFdb { port, vlan, mac } => {
                 self.flush(port.as_deref(), *vlan, mac.as_deref()).map(Answer::FdbFlushed)
             }
@@ -571,6 +582,7 @@ impl Requests<'_> {
             process_seconds: Some((now - self.began).as_secs()),
             captures: self.captures.list(),
             mirrors,
+            wires: self.config.wires.iter().map(wires::ends).collect(),
             troubles: self.troubles(),
         }
     }

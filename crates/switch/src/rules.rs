@@ -16,6 +16,8 @@ use std::sync::Arc;
 use ringferry_firewall::Policy;
 use ringferry_packet::ether::Mac;
 
+use crate::impairments::WireEnd;
+
 /// The number of a VLAN (VID), 0 to [`MAX_VID`]; 0 is that of frames that nobody has put into another.
 pub type Vid = u16;
 
@@ -55,6 +57,8 @@ pub struct Rules {
     /// Its share of a worker that is fully used, as a multiple of that of a port without this rule: 1 to
     /// [`MAX_WEIGHT`].
     pub weight: u16,
+    /// The end of a wire that the port is, if it is one. No key of the port says so, but a `[[wire]]` table.
+    pub wire: Option<WireEnd>,
 }
 
 /// The largest weight of a port. A port of weight 100 may keep others waiting a hundred times as long as one of weight 1.
@@ -75,6 +79,7 @@ impl Default for Rules {
             rate_in: Limits::default(),
             rate_out: Limits::default(),
             weight: 1,
+            wire: None,
         }
     }
 }

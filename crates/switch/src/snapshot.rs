@@ -13,12 +13,26 @@ use ringferry_xen_net::netback::PageCounters;
 use crate::config;
 use crate::counters::{Counter, WorkerCounters};
 use crate::fdb::{FdbPage, FdbStats, FdbWhole, LostAddress, PortId, Restless};
+use crate::impairments::Impairments;
 use crate::rules::Rules;
 
 /// Returns rules as they are shown and reported.
 pub(crate) fn rules_by_key(rules: &Rules) -> RulesByKey {
     let value = |value| serde_json::to_value(value).unwrap_or_default();
     config::rules_by_key(rules).into_iter().map(|(key, toml)| (key.to_owned(), value(toml))).collect()
+}
+
+/// Returns impairments in the words of `ringferry ctl wire set`; empty if there are none.
+pub(crate) fn wire_settings(impairments: &Impairments) -> String {
+    let all: Vec<_> = ringferry_control::settings(&wire_by_key(impairments)).collect();
+    all.join(" ")
+}
+
+/// Returns impairments as they are shown and reported.
+pub(crate) fn wire_by_key(impairments: &Impairments) -> RulesByKey {
+    let value = |value| serde_json::to_value(value).unwrap_or_default();
+    let entries = config::wires::impairment_entries(impairments).into_iter();
+    entries.map(|(key, toml)| (key.to_owned(), value(toml))).collect()
 }
 
 /// Converts the counters of a Xen guest's queue, of which `max` pages may be mapped; the pair is the pages

@@ -221,6 +221,7 @@ impl OpenSwitch {
         if keeper.is_some() {
             ports.track();
         }
+        ports.set_wires(&config.wires);
         for (port, plug) in plugs {
             let name = port.name.clone();
             ports.add(port, plug, &epoll).map_err(port_error(&name))?;

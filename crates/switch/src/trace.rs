@@ -20,10 +20,12 @@ use ringferry_virtio_net::queue_index;
 
 use crate::explain::{Abilities, in_words};
 use crate::fdb::{Learned, PortId};
+use crate::impairments::WireEnd;
 use crate::plane::capture::CaptureId;
 use crate::plane::walk::{Entry, Exit, Imaginary, Owner, Software, Target, Walk};
 use crate::plane::{Delivery, Late, Membership, Retag, tag};
 use crate::rules::{Guard, MAX_VID, Network, Rules, Vid, Vlans};
+use crate::snapshot::wire_settings;
 use frame::Spec;
 
 /// Receivers of a flood of which each step is said. Of the others only what keeps the frame from them is.
@@ -175,6 +177,15 @@ fn frame_of<'k>(
     Ok((Spec { source, destination, vlan, protocol, size, gso, csum, v4, v6, ports }, to))
 }
 
+/// Says what a frame meets on its way to an end of a wire.
+fn meets(end: &WireEnd) -> String {
+    let impairments = wire_settings(&end.impairments);
+    match impairments.is_empty() {
+        true => format!("Nothing happens to it on the wire {}.", end.wire),
+        false => format!("On the wire {} it meets {impairments}.", end.wire),
+    }
+}
+
 /// Addresses of stations that are known nowhere: locally administered ones.
 const MADE_UP: [Mac; 2] = [Mac([0x02, 0, 0x5e, 0x10, 0, 1]), Mac([0x02, 0, 0x5e, 0x10, 0, 2])];
 
@@ -303,6 +314,16 @@ impl Words<'_> {
         if dropped == Some(DropReason::LinkDown) {
             let text = format!("Somebody has taken the link of {name} down: nothing is taken from it.");
             return self.drop(name, "link", DropReason::LinkDown, 1, text);
+        }
+        if let Some(WireEnd { wire, peer, .. }) = &rules.wire {
+            if dropped == Some(DropReason::WireDown) {
+                let text =
+                    format!("{name} is an end of the wire {wire}, and {peer}, its other end, is not there.");
+                return self.drop(name, "wire", DropReason::WireDown, 1, text);
+            }
+            let text =
+                format!("{name} is an end of the wire {wire}: all that it sends goes to {peer}, as it is.");
+            return self.say(name, "wire", TraceVerdict::Passes, text);
         }
         let Some(tagged) = entry.tagged else {
             let text = format!("{name} is {}, and takes no frame like this one.", vlans_in_words(&rules));
@@ -446,6 +467,7 @@ impl Words<'_> {
             let why = match reason {
                 DropReason::Isolated => "isolated, as the sender is".to_owned(),
                 DropReason::Quarantine => "in quarantine".to_owned(),
+                DropReason::WireDown => "an end of a wire".to_owned(),
                 DropReason::Vlan => format!("not in VLAN {}", tagged.vid),
                 DropReason::Firewall => "kept from it by a firewall".to_owned(),
                 other => other.name().to_owned(),
@@ -466,6 +488,9 @@ impl Words<'_> {
         match reason {
             DropReason::Isolated => format!("{name} is isolated, as the sender is."),
             DropReason::Quarantine => format!("{name} is in quarantine, without the sender."),
+            DropReason::WireDown => {
+                format!("{name} is an end of a wire, and the sender is not the other one.")
+            }
             DropReason::Vlan => {
                 format!(
                     "{name} is {}, and the frame is in {}.",
@@ -487,13 +512,22 @@ impl Words<'_> {
             Retag::Insert(_) => format!("It gets a tag of VLAN {vid}."),
             Retag::Replace(_) => format!("Its tag becomes one of VLAN {vid}."),
         };
-        self.say(name, "rules", TraceVerdict::Passes, format!("{name} is in its VLAN. {tag_text}"));
+        let wire = (self.known.rules)(name).wire;
+        match &wire {
+            Some(end) => self.say(name, "wire", TraceVerdict::Passes, meets(end)),
+            None => {
+                self.say(name, "rules", TraceVerdict::Passes, format!("{name} is in its VLAN. {tag_text}"));
+            }
+        }
         if let Some(PortSnapshot { fault: Some(fault), .. }) = self.known.port(exit.port) {
             self.say(name, "link", TraceVerdict::Notes, format!("{name} has a fault: {fault}."));
         }
         if let Some(micros) = exit.wait {
-            let text = format!("It waits for about {}: rate_out of {name}.", time(micros));
-            self.say(name, "rate-out", TraceVerdict::Waits, text);
+            let (step, text) = match wire {
+                Some(_) => ("wire", format!("It is on its way for about {}.", time(micros))),
+                None => ("rate-out", format!("It waits for about {}: rate_out of {name}.", time(micros))),
+            };
+            self.say(name, step, TraceVerdict::Waits, text);
         }
         for reason in &exit.lost {
             self.drop(name, "offloads", *reason, 1, reason.meaning());

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::mirror::Mirror;
 use crate::text::duration;
+use crate::wire::WireEnds;
 
 pub use fdb::{FdbEntry, FdbLost, FdbRestless, FdbSnapshot};
 pub use page::{COLUMNS, Column, ColumnError};
@@ -59,6 +60,9 @@ pub struct Snapshot {
     /// Ports that are mirrored to others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mirrors: Vec<Mirror>,
+    /// The wires between ports.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub wires: Vec<WireEnds>,
     /// What of the switch itself does not work any more, for people. Packets pass all the same.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub troubles: Vec<String>,

@@ -179,6 +179,7 @@ impl Snapshot {
         self.fdb.lost.retain(|address| address.from == name || address.to == name);
         self.captures.retain(|capture| capture.ports.iter().any(|port| port == name));
         self.mirrors.retain(|mirror| mirror.from == name || mirror.to == name);
+        self.wires.retain(|wire| wire.ports.iter().any(|port| port == name));
         Ok(self)
     }
 

@@ -95,7 +95,7 @@ impl Snapshot {
         self.addresses_to_text() + &self.restless_to_text()
     }
 
-    /// A line for each capture and each mirror.
+    /// A line for each capture, each mirror and each wire.
     pub(super) fn copies_to_text(&self) -> String {
         let captures = self.captures.iter().map(|capture| {
             let (ports, by, end) = (capture.ports.join(", "), capture.by_text(), capture.end_text());
@@ -105,7 +105,11 @@ impl Snapshot {
             let (from, to) = (&mirror.from, &mirror.to);
             format!("mirror: {from} to {to}, {} copied, {} lost\n", mirror.copied, mirror.lost)
         });
-        captures.chain(mirrors).collect()
+        let wires = self.wires.iter().map(|wire| {
+            let [a, b] = &wire.ports;
+            format!("wire {}: {a} and {b} (ringferry ctl wire)\n", wire.wire)
+        });
+        captures.chain(mirrors).chain(wires).collect()
     }
 
     /// A line for each address that moves again and again, and for each that a port has lost.

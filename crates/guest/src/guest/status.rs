@@ -83,6 +83,13 @@ impl Status<'_> {
             | Request::RemoveMirror { .. } => {
                 return Err("a guest captures and mirrors nothing: ask the switch it is plugged into".into());
             }
+            Request::Wires { .. }
+            | Request::SetWire { .. }
+            | Request::ResetWire { .. }
+            | Request::AddWire { .. }
+            | Request::RemoveWire { .. } => {
+                return Err("a guest has no wires: ask the switch it is plugged into".into());
+            }
             Request::Link { .. } => {
                 return Err("a guest has no ports: ask the switch it is plugged into".into());
             }

@@ -9,6 +9,7 @@ use ringferry_control::snapshot::{self, Column, ColumnError};
 use ringferry_control::trace::{TraceProtocol, TraceRequest};
 use ringferry_packet::ether::Mac;
 
+use super::wire::{WIRE, WireCommand};
 use crate::capture::DirectionArg;
 
 /// Shown below the options by `ringferry ctl --help`.
@@ -31,6 +32,7 @@ Examples:
   ringferry ctl link vm0 down                                    no packet passes vm0
   ringferry ctl quarantine vm0 probe                             vm0 reaches probe alone, which gets all that it sends
   ringferry ctl release vm0                                      and that is over
+  ringferry ctl wire set r1-eth1 delay=20ms loss=0.1%            what a wire does to frames
   ringferry ctl fdb flush --port vm0                             forget the addresses learned behind vm0
   ringferry ctl assign vm1 0 1                                   pair 0 of vm1 is served by worker 1 from now on
   ringferry ctl dump > ringferry.toml                            what is in force, as a file";
@@ -205,6 +207,16 @@ pub enum CtlCommand {
         /// A change.
         #[command(subcommand)]
         change: Option<MirrorCommand>,
+    },
+    /// Wires between two ports, with their impairments: shows, changes, adds and removes them.
+    #[command(after_help = WIRE, args_conflicts_with_subcommands = true)]
+    Wire {
+        /// The change; without one all wires are listed.
+        #[command(subcommand)]
+        change: Option<WireCommand>,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
     },
     /// The configuration in force as a TOML file, ports given by flags included.
     Dump,
@@ -661,6 +673,7 @@ impl CtlCommand {
         match self {
             CtlCommand::Dump | CtlCommand::Denials { .. } => false,
             CtlCommand::Fdb { json, change } => *json || change.as_ref().is_some_and(FdbCommand::is_json),
+            CtlCommand::Wire { json, change } => *json || change.as_ref().is_some_and(WireCommand::is_json),
             CtlCommand::Mirror { json, change } => {
                 *json || change.as_ref().is_some_and(MirrorCommand::is_json)
             }

@@ -13,6 +13,7 @@ use ringferry_control::snapshot::Column;
 use ringferry_control::text::wrap;
 use ringferry_control::trace::Trace;
 use ringferry_control::why::{self, Diagnosis};
+use ringferry_control::wire::{WireChange, Wires};
 use ringferry_control::{self as control, Answer, ControlError, Patience, Request};
 use ringferry_control::{PortChange, PortRules, Reload, SettingsChange};
 
@@ -20,9 +21,11 @@ use crate::error_report::{ErrorKind, ErrorReport};
 
 mod args;
 mod denials;
+mod wire;
 
 pub use args::CtlArgs;
 use args::*;
+use wire::WireCommand;
 
 /// The key of the rule that `ctl quarantine` sets.
 const QUARANTINE: &str = "quarantine";
@@ -267,6 +270,10 @@ fn ask(switch: &Switch, command: &CtlCommand) -> Result<String, CtlError> {
             MirrorCommand::List { json } => (Request::Mirrors, json),
         },
         CtlCommand::Denials { port, .. } => (Request::Denials { port, since: DenialCursor::new() }, true),
+        CtlCommand::Wire { change, json } => {
+            let json = json || change.as_ref().is_some_and(WireCommand::is_json);
+            (change.map_or(Request::Wires { wire: None }, WireCommand::request), json)
+        }
         CtlCommand::Dump => (Request::Dump, false),
         CtlCommand::Channels { port, count, json, .. } => (Request::Channels { port, combined: count }, json),
         CtlCommand::Steering { port, json } => (Request::Steering { port }, json),
@@ -325,6 +332,8 @@ fn ask(switch: &Switch, command: &CtlCommand) -> Result<String, CtlError> {
         (Request::Rules { .. }, Answer::Rules(rules)) => show(rules, PortRules::to_text, json)?,
         (Request::Link { .. }, Answer::LinkChanged(change)) => show(change, LinkChange::to_text, json)?,
         (_, Answer::Mirrors(mirrors)) => show(mirrors, Mirrors::to_text, json)?,
+        (_, Answer::Wires(wires)) => show(wires, Wires::to_text, json)?,
+        (_, Answer::WireChanged(change)) => show(&**change, WireChange::to_text, json)?,
         (Request::FlushFdb { .. }, Answer::FdbFlushed(flush)) => show(flush, FdbFlush::to_text, json)?,
         (
             Request::Set { .. } | Request::Unset { .. } | Request::AddFdb { .. } | Request::RemoveFdb { .. },

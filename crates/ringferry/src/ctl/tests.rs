@@ -6,6 +6,7 @@ use ringferry_control::firewall::{Denials, FirewallReport};
 use ringferry_control::mirror::Mirror;
 use ringferry_control::snapshot::{Negotiated, PortSnapshot, PortState, Rates, Snapshot};
 use ringferry_control::trace::TracedFrame;
+use ringferry_control::wire::{Wire, WireChange, WireDirection, Wires};
 use ringferry_control::{ControlServer, PortAction, ReloadStep, Response};
 use ringferry_rig::schema;
 
@@ -141,6 +142,26 @@ fn ctl(arguments: &[&str]) -> Result<String, CtlError> {
                         }
                         Request::RemoveMirror { from, to } => {
                             return Response::Error(format!("{from:?} is not mirrored to {to:?}"));
+                        }
+                        Request::Wires { wire } => match wire.as_deref() {
+                            Some("nobody") => return Response::Error("there is no wire \"nobody\"".into()),
+                            _ => Answer::Wires(Wires { wires: vec![wire_of(&[], None)] }),
+                        },
+                        Request::SetWire { settings, from, runtime, .. } => {
+                            Answer::WireChanged(changed(wire_of(&settings, from), false, !runtime))
+                        }
+                        Request::ResetWire { from, runtime, .. } => {
+                            Answer::WireChanged(changed(wire_of(&[], from), false, !runtime))
+                        }
+                        Request::AddWire { ports, name, settings, runtime } => {
+                            let wire = Wire {
+                                name: name.unwrap_or_else(|| ports.join("--")),
+                                ..wire_of(&settings, None)
+                            };
+                            Answer::WireChanged(changed(wire, false, !runtime))
+                        }
+                        Request::RemoveWire { runtime, .. } => {
+                            Answer::WireChanged(changed(wire_of(&[], None), true, !runtime))
                         }
                         Request::FlushFdb { port, vlan, mac } => {
                             let said = [port.is_some(), vlan.is_some(), mac.is_some()];
@@ -463,6 +484,41 @@ fn addresses_and_mirrors_are_changed() {
     for wrong in
         [&["fdb", "add", "52:54:00:00:00:01"][..], &["mirror", "add", "vm0"], &["fdb", "--json", "flush"]]
     {
+        assert!(Program::try_parse_from([&["ctl"], wrong].concat()).is_err(), "{wrong:?}");
+    }
+}
+
+/// A wire whose direction from `from` has these settings.
+fn wire_of(settings: &[String], from: Option<String>) -> Wire {
+    let pairs = settings.iter().filter_map(|setting| setting.split_once('='));
+    let impairments = pairs.map(|(key, value)| (key.to_owned(), value.into())).collect();
+    let (from, to) = (from.unwrap_or_else(|| "r1".to_owned()), "r2".to_owned());
+    let direction = WireDirection { from, to, joined: true, impairments, ..WireDirection::default() };
+    Wire { name: "w".to_owned(), seed: 7, seed_is_set: true, directions: vec![direction] }
+}
+
+fn changed(wire: Wire, removed: bool, persistent: bool) -> Box<WireChange> {
+    Box::new(WireChange { wire, removed, persistent, note: "so".to_owned() })
+}
+
+#[test]
+fn wires_are_shown_and_changed() {
+    let text = ctl(&["wire"]).unwrap();
+    assert!(text.contains("w: seed 7\n  r1 to r2: no impairments\n"), "{text}");
+    assert_eq!(ctl(&["wire", "show", "w"]).unwrap(), text);
+    let text = ctl(&["wire", "set", "w", "delay=1ms", "loss=1%", "--from", "r9", "--runtime"]).unwrap();
+    assert_eq!(text, "w: seed 7\n  r9 to r2: delay=1ms loss=1%\nnot kept when the switch ends: so\n");
+    assert_eq!(ctl(&["wire", "reset", "w"]).unwrap(), "w: seed 7\n  r1 to r2: no impairments\nkept: so\n");
+    let text = ctl(&["wire", "add", "r1", "r2", "rate=1gbit"]).unwrap();
+    assert_eq!(text, "r1--r2: seed 7\n  r1 to r2: rate=1gbit\nkept: so\n");
+    assert_eq!(ctl(&["wire", "remove", "w"]).unwrap(), "w removed\nthe removal is kept: so\n");
+    let json: serde_json::Value = serde_json::from_str(&ctl(&["wire", "--json"]).unwrap()).unwrap();
+    assert_eq!(json["wires"][0]["directions"][0]["to"], "r2");
+    let json: serde_json::Value =
+        serde_json::from_str(&ctl(&["wire", "add", "r1", "r2", "--name", "x", "--json"]).unwrap()).unwrap();
+    assert_eq!((&json["wire"]["name"], &json["removed"]), (&"x".into(), &false.into()));
+    assert!(ctl(&["wire", "show", "nobody"]).unwrap_err().to_string().contains("there is no wire"));
+    for wrong in [&["wire", "set", "w"][..], &["wire", "add", "r1"], &["wire", "--json", "reset", "w"]] {
         assert!(Program::try_parse_from([&["ctl"], wrong].concat()).is_err(), "{wrong:?}");
     }
 }

@@ -31,6 +31,7 @@
 //! | [`tenants`] | what one guest or front end does to the others: their frames and answers come while the attack goes on |
 //! | [`trace`] | what would become of a frame, and what becomes of one |
 //! | [`why`] | what `ringferry ctl why` says of ports that carry nothing, and of loads |
+//! | [`wires`] | wires between two ports, and their impairments |
 //! | [`json`] | what every command prints with `--json` is as docs/schema/ says |
 //! | [`top`] | the screens of `ringferry top` on a terminal, and how it leaves that behind |
 //! | [`page`] | what a browser gets, and who gets nothing |
@@ -71,6 +72,7 @@ mod tenants;
 mod top;
 mod trace;
 mod why;
+mod wires;
 mod workers;
 mod xdp;
 mod xen;

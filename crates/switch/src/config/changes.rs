@@ -18,6 +18,8 @@ pub(crate) struct Changes {
     pub(crate) added: Vec<PortConfig>,
     /// Settings of the file that are not those in force, and that a running switch cannot change.
     pub(crate) restart: Vec<String>,
+    /// All wires, as they are to be.
+    pub(crate) wires: Vec<Wire>,
     /// Names of all ports in their new order.
     pub(crate) order: Vec<String>,
 }
@@ -26,7 +28,7 @@ pub(crate) struct Changes {
 impl Changes {
     /// Returns true if the switch is as its file has it.
     pub(super) fn is_empty(&self) -> bool {
-        *self == Changes { order: self.order.clone(), ..Changes::default() }
+        *self == Changes { order: self.order.clone(), wires: self.wires.clone(), ..Changes::default() }
     }
 }
 
@@ -78,12 +80,16 @@ impl Config {
         let others: Vec<_> = others.cloned().collect();
         let file = theirs.or(mine).map_or_else(String::new, |file| file.path.display().to_string());
         let place = Place::new(&file, None);
-        let beside = Config { ports: others.clone(), ..self.clone() };
+        let had_wire = |name: &str| mine.is_some_and(|file| file.wires.iter().any(|wire| wire == name));
+        let has_wire = |name: &str| read.wires.iter().any(|wire| wire.name == name);
+        let further = self.wires.iter().filter(|wire| !had_wire(&wire.name) && !has_wire(&wire.name));
+        let wires: Vec<_> = read.wires.iter().chain(further).cloned().collect();
+        let beside = Config { ports: others.clone(), wires: wires.clone(), ..self.clone() };
         beside.check_with(read.ports.iter().map(|port| (place.clone(), port.clone())))?;
         if let (Some(mine), Some(theirs)) = (mine, theirs) {
             mine.check_not_half(theirs)?;
         }
-        let mut changes = Changes::default();
+        let mut changes = Changes { wires, ..Changes::default() };
         for port in self.ports.iter().filter(|port| was_in_file(&port.name) && !is_in_file(&port.name)) {
             changes.removed.push(port.name.clone());
         }
@@ -129,11 +135,16 @@ impl Config {
     }
 
     /// Checks whether there could be further ports beside these.
-    fn check_with(&self, further: impl IntoIterator<Item = (Place, PortConfig)>) -> Result<(), String> {
+    pub(super) fn check_with(
+        &self,
+        further: impl IntoIterator<Item = (Place, PortConfig)>,
+    ) -> Result<(), String> {
         let place = |port: &PortConfig| Place::new(&format!("port {:?}", port.name), None);
         let ports = self.ports.iter().map(|port| (place(port), port.clone())).chain(further).collect();
         let control = self.control.clone().map(|path| (Place::new("the control socket", None), path));
-        let all = ConfigBuilder { control, switch: self.switch, ports, ..ConfigBuilder::default() };
+        let place = |wire: &Wire| Place::new(&format!("wire {:?}", wire.name), None);
+        let wires = self.wires.iter().map(|wire| (place(wire), wire.clone())).collect();
+        let all = ConfigBuilder { control, switch: self.switch, ports, wires, ..ConfigBuilder::default() };
         all.may_be_empty().build().map(drop).map_err(|error| error.to_string())
     }
 }
@@ -151,7 +162,8 @@ pub fn follow(before: &Config, now: &Config) -> Option<usize> {
     };
     let (running, read) = (with_file(before), with_file(now));
     let same = read.changes(&read).expect("a file goes with itself");
-    assert_eq!(same, Changes { order: same.order.clone(), ..Changes::default() }, "nothing differs");
+    let none = Changes { order: same.order.clone(), wires: same.wires.clone(), ..Changes::default() };
+    assert_eq!(same, none, "nothing differs");
     let Changes { removed, replaced, changed, added, order, .. } = running.changes(&read).ok()?;
     let count = removed.len() + replaced.len() + changed.len() + added.len();
     let mut ports = running.ports;

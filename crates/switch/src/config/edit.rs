@@ -146,15 +146,13 @@ fn is_rate(key: &str) -> bool {
 
 /// The keys of ports that can change while a port of some kind is open.
 fn changeable() -> impl Iterator<Item = &'static Key> {
-    let of_port = |scope: &Scope| !matches!(scope, Scope::Top | Scope::Switch);
-    let keys = sections().filter(move |(scope, _)| of_port(scope)).flat_map(|(_, keys)| keys);
+    let keys = sections().filter(|(scope, _)| scope.is_of_port()).flat_map(|(_, keys)| keys);
     keys.filter(|key| key.change != Effect::Reopen)
 }
 
 /// Returns the name of a key of ports, as the table has it.
 fn named(key: &str) -> Option<&'static str> {
-    let of_port = |scope: &Scope| !matches!(scope, Scope::Top | Scope::Switch);
-    let mut keys = sections().filter(move |(scope, _)| of_port(scope)).flat_map(|(_, keys)| keys);
+    let mut keys = sections().filter(|(scope, _)| scope.is_of_port()).flat_map(|(_, keys)| keys);
     keys.find(|known| known.name == key).map(|known| known.name)
 }
 

@@ -12,6 +12,8 @@ use toml_edit::{ArrayOfTables, DocumentMut, Item, KeyMut, Table, TableLike, Valu
 
 use super::*;
 
+pub(super) mod wires;
+
 /// The error of an edit that is not in the file.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum KeepError {
@@ -65,6 +67,7 @@ struct Edited {
     target: PathBuf,
     text: String,
     ports: Vec<PortConfig>,
+    wires: Vec<Wire>,
 }
 
 impl Edited {
@@ -77,12 +80,12 @@ impl Edited {
             return Err(not_kept("is not a file that could be written", &""));
         }
         let text = fs::read_to_string(&target).map_err(|error| not_kept("cannot be read: ", &error))?;
-        let ports = parsed(path, &text).map_err(|error| {
+        let config = parsed(path, &text).map_err(|error| {
             KeepError::NotKept(format!(
                 "it has changed since the switch was started and cannot be used as it is: {error}"
             ))
         })?;
-        Ok(Edited { path: path.to_owned(), target, text, ports })
+        Ok(Edited { path: path.to_owned(), target, text, ports: config.ports, wires: config.wires })
     }
 
     /// Finds the file with the port `name`, the configuration file `main` or one of its drop-in files, and the port's index in it.
@@ -111,13 +114,14 @@ impl Edited {
             });
         }
         replace(&self.target, &text).map_err(|error| not_kept(&self.path, "cannot be written: ", &error))?;
-        Ok(after)
+        Ok(after.ports)
     }
 
     /// Checks the whole configuration with this text in place of the file: what makes sense alone may have a name or an address that
     /// another file has.
     fn check_whole(&self, main: &Path, text: &str) -> Result<(), KeepError> {
-        let mut builder = Config::builder().may_be_empty();
+        // What its wires join may have been given by flags.
+        let mut builder = Config::builder().part_of_a_configuration();
         for path in files(main)? {
             let parse = if path == main { ConfigBuilder::document } else { ConfigBuilder::drop_in };
             builder = if path == self.path {
@@ -142,10 +146,10 @@ fn not_kept(path: &Path, what: &str, error: &dyn Display) -> KeepError {
     KeepError::NotKept(format!("{}: {what}{error}", path.display()))
 }
 
-/// Reads the ports in a text, that of the file at `path`.
-fn parsed(path: &Path, text: &str) -> Result<Vec<PortConfig>, ConfigError> {
-    let builder = Config::builder().may_be_empty();
-    builder.toml(&path.display().to_string(), text).build().map(|config| config.ports)
+/// Reads the ports and wires in a text, that of the file at `path`.
+fn parsed(path: &Path, text: &str) -> Result<Config, ConfigError> {
+    let builder = Config::builder().part_of_a_configuration();
+    builder.toml(&path.display().to_string(), text).build()
 }
 
 /// Changes the settings of a port in the configuration file `main` or one of its drop-in files, so that the keys of `edit` say what `port`
@@ -178,7 +182,7 @@ pub(crate) fn keep_port(main: &Path, port: &PortConfig) -> Result<(), KeepError>
 /// See [`KeepError`]; the file is as it was.
 pub(crate) fn forget_port(main: &Path, name: &str) -> Result<PathBuf, KeepError> {
     let (file, at) = Edited::with_port(main, name)?;
-    let text = without_port(&file.text, at);
+    let text = without(&file.text, "port", at);
     let path = file.path.clone();
     file.replace(main, text)?;
     Ok(path)
@@ -199,19 +203,19 @@ fn with_port(text: &str, port: &PortConfig) -> Option<String> {
     Some(document.to_string())
 }
 
-/// Returns the text without the port of index `at`.
-fn without_port(text: &str, at: usize) -> Option<String> {
+/// Returns the text without the table of index `at` among those of a name.
+fn without(text: &str, name: &str, at: usize) -> Option<String> {
     let mut document: DocumentMut = text.parse().ok()?;
-    match document.get_mut("port")? {
+    match document.get_mut(name)? {
         Item::ArrayOfTables(tables) => {
             let prefix =
                 tables.get(at)?.decor().prefix().and_then(|prefix| prefix.as_str()).unwrap_or_default();
-            // What an empty line divides from the port is about something else.
+            // What an empty line divides from the table is about something else.
             let kept = prefix.rfind("\n\n").map_or(String::new(), |end| prefix[..=end].to_owned());
             if kept.contains('#') {
-                prepend_after(&mut document, at, kept);
+                prepend_after(&mut document, name, at, kept);
             }
-            let Item::ArrayOfTables(tables) = document.get_mut("port")? else { return None };
+            let Item::ArrayOfTables(tables) = document.get_mut(name)? else { return None };
             tables.remove(at);
         }
         Item::Value(Value::Array(tables)) if at < tables.len() => {
@@ -226,7 +230,7 @@ fn without_port(text: &str, at: usize) -> Option<String> {
 fn edit_text(text: &str, at: usize, edit: &Edit, port: &PortConfig) -> Option<String> {
     let mut document: DocumentMut = text.parse().ok()?;
     let mut orphans = String::new();
-    let table = port_table(document.get_mut("port")?, at)?;
+    let table = table_of(document.get_mut("port")?, at)?;
     for (key, value) in edit.values(port) {
         match value {
             Some(value) => put(table, key, value.to_string().parse().ok()?),
@@ -234,13 +238,13 @@ fn edit_text(text: &str, at: usize, edit: &Edit, port: &PortConfig) -> Option<St
         }
     }
     if !orphans.is_empty() {
-        prepend_after(&mut document, at, orphans);
+        prepend_after(&mut document, "port", at, orphans);
     }
     Some(document.to_string())
 }
 
-fn port_table(ports: &mut Item, at: usize) -> Option<&mut dyn TableLike> {
-    match ports {
+fn table_of(tables: &mut Item, at: usize) -> Option<&mut dyn TableLike> {
+    match tables {
         Item::ArrayOfTables(tables) => tables.get_mut(at).map(|table| table as &mut dyn TableLike),
         Item::Value(Value::Array(tables)) => {
             tables.get_mut(at)?.as_inline_table_mut().map(|table| table as &mut dyn TableLike)
@@ -284,10 +288,10 @@ fn prepend_to_key(key: &mut KeyMut<'_>, comment: &str) {
     key.leaf_decor_mut().set_prefix(prefix);
 }
 
-/// Puts comment lines behind the `at`th port: before the table that follows it in the file, or at its end.
-fn prepend_after(document: &mut DocumentMut, at: usize, comment: String) {
+/// Puts comment lines behind the `at`th table of a name: before the table that follows it in the file, or at its end.
+fn prepend_after(document: &mut DocumentMut, name: &str, at: usize, comment: String) {
     let position = |item: &Item| item.as_array_of_tables()?.get(at)?.position();
-    let Some(from) = document.get("port").and_then(position) else { return };
+    let Some(from) = document.get(name).and_then(position) else { return };
     let tables = document.iter_mut().flat_map(|(_, item)| match item {
         Item::Table(table) => vec![table],
         Item::ArrayOfTables(tables) => tables.iter_mut().collect(),

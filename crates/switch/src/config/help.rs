@@ -23,7 +23,7 @@ pub fn port_keys_help() -> String {
     out.push_str("\nKeys of every port (a configuration file has the same, and its own line for a path with a comma in it):\n");
     for (scope, keys) in sections() {
         match scope {
-            Scope::Top | Scope::Switch => continue,
+            Scope::Top | Scope::Switch | Scope::Wire | Scope::Impairments => continue,
             Scope::Port => {}
             Scope::Kind(kind) => {
                 let _ = writeln!(out, "\nKeys of a {kind} port:");
@@ -44,7 +44,7 @@ pub fn settings_help() -> String {
     RulesKeys::KEYS.iter().for_each(|key| explain(key, &mut out));
     for (scope, keys) in sections() {
         let whose = match scope {
-            Scope::Top | Scope::Switch | Scope::Rules => continue,
+            Scope::Top | Scope::Switch | Scope::Rules | Scope::Wire | Scope::Impairments => continue,
             Scope::Port => "every port".to_owned(),
             Scope::Kind(kind) => format!("a {kind} port"),
         };
@@ -61,10 +61,18 @@ pub fn settings_help() -> String {
     out
 }
 
+/// Returns the help on the impairments of a wire.
+pub fn wire_help() -> String {
+    let mut out = String::new();
+    ImpairmentKeys::KEYS.iter().for_each(|key| explain(key, &mut out));
+    out
+}
+
 /// Returns the keys of a port that can change while it is open, each with its meaning, in which code is in backticks. A key that ports of several kinds
 /// have comes once for each.
 pub fn setting_keys() -> impl Iterator<Item = (&'static str, &'static str)> {
-    let keys = sections().flat_map(|(scope, keys)| {
+    let of_ports = sections().filter(|(scope, _)| !matches!(scope, Scope::Wire | Scope::Impairments));
+    let keys = of_ports.flat_map(|(scope, keys)| {
         let is_rule = scope == Scope::Rules;
         keys.iter().filter(move |key| is_rule || matches!(key.change, Effect::Live | Effect::NextConnection))
     });

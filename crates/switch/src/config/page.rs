@@ -22,7 +22,7 @@ with whole ports, and `ringferry ctl reload` (or SIGHUP) carries out what somebo
 ([ports that come and go](operating.md#ports-that-come-and-go)).
 
 Beside `ringferry.toml` there may be a directory `ringferry.d` of drop-in files: each `*.toml` in it that does not begin with a dot is read
-after the main file, in the order of the names. A drop-in file has `[[port]]` tables only, so that a program that manages machines can
+after the main file, in the order of the names. A drop-in file has `[[port]]` and `[[wire]]` tables only, so that a program that manages machines can
 write a file for each.
 
 ```toml
@@ -60,6 +60,8 @@ fn page() -> String {
             Scope::Switch | Scope::Port => ("## `", ""),
             Scope::Kind(_) => ("### `", ""),
             Scope::Rules => ("### ", " What they do, with examples: [rules](rules.md)."),
+            Scope::Wire => ("## `", " What wires are, with examples: [wires](wires.md)."),
+            Scope::Impairments => ("### `", ""),
         };
         let end = if level.ends_with('`') { "`" } else { "" };
         let _ = writeln!(out, "\n{level}{place}{end}\n\n{about}{more}\n");

@@ -204,6 +204,11 @@ impl<'a> Fields<'a> {
         self.problems.push(place.problem(format!("{}{key}", self.prefix), message));
     }
 
+    /// Returns the problems found so far.
+    pub(super) fn problems(&self) -> &[Problem] {
+        self.problems
+    }
+
     /// Returns true if a key is given, with whatever value.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.written.contains_key(key)

@@ -70,6 +70,15 @@ pub(super) fn section(scope: Scope, keys: &[Key]) -> ReferenceSection {
             "Keys of every port: what its frames must obey. A change holds at once.\n`in` is what the switch takes from the port, \
              what its guest sends.",
         ),
+        Scope::Wire => (
+            "[[wire]]".to_owned(),
+            "A wire between two ports. A change holds at once; `ringferry ctl wire` makes one as well.",
+        ),
+        Scope::Impairments => (
+            "[wire.a_to_b]".to_owned(),
+            "What becomes of frames on a wire. In `[[wire]]` these keys are for both directions; in the tables `[wire.a_to_b]` and `[wire.b_to_a]` behind it \
+             for one, where they hold in place of those. A change holds at once, for frames that come.",
+        ),
     };
     let keys = keys.iter().map(|key| ReferenceKey {
         name: key.name,
@@ -87,7 +96,7 @@ pub(super) fn section(scope: Scope, keys: &[Key]) -> ReferenceSection {
         },
         example: format!("{} = {}", key.name, key.shape().in_file(key.example)),
         change: match (scope, key.change) {
-            (Scope::Top | Scope::Switch | Scope::Rules, _) => "",
+            (Scope::Top | Scope::Switch | Scope::Rules | Scope::Wire | Scope::Impairments, _) => "",
             (_, Effect::Live) => "holds at once",
             (_, Effect::NextConnection) => "holds with the next connection",
             (_, Effect::Reopen | Effect::Restart) => "has the port opened anew",

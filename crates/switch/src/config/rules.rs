@@ -249,12 +249,12 @@ impl Of {
     }
 }
 
-const BIT_RATE: Quantity = Quantity { placeholder: "RATE", range: BITS, units: &BIT_RATES };
+pub(super) const BIT_RATE: Quantity = Quantity { placeholder: "RATE", range: BITS, units: &BIT_RATES };
 const PACKET_RATE: Quantity = Quantity { placeholder: "RATE", range: PACKETS, units: &PACKET_RATES };
 const SIZE: Quantity = Quantity { placeholder: "SIZE", range: BURST_BYTES, units: &SIZES };
 
 /// The name of a port, which need not be there.
-const PORT_NAME: Text<String> = Text {
+pub(super) const PORT_NAME: Text<String> = Text {
     placeholder: "PORT",
     what: "the name of a port",
     read: |name| check_port_name(name).map(|()| name.to_owned()),
@@ -433,6 +433,7 @@ impl RulesKeys {
                 packets: Of::Packets.rate(rate_out_packets, rate_out_packets_burst),
             },
             weight: weight.unwrap_or(1),
+            wire: None,
         }
     }
 
@@ -451,6 +452,8 @@ impl RulesKeys {
             rate_in,
             rate_out,
             weight,
+            // No key says so.
+            wire: _,
         } = rules;
         let (vlan, trunk, native) = match vlans {
             Vlans::Access(vid) => (Some(*vid), None, None),

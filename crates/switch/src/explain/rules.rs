@@ -7,9 +7,10 @@
 use ringferry_control::explain::Way;
 
 use super::NOTHING_PASSES;
+use crate::impairments::WireEnd;
 use crate::plane::{Egress, Membership};
 use crate::rules::{MAX_VID, Rules, Vid, Vlans};
-use crate::snapshot::rules_by_key;
+use crate::snapshot::{rules_by_key, wire_settings};
 
 /// A port's name with its rules.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +23,9 @@ pub(super) struct Ruled<'a> {
 pub(super) fn explain(way: &mut Way, from: Ruled<'_>, to: Ruled<'_>) -> bool {
     if from.rules == &Rules::default() && to.rules == &Rules::default() {
         return true;
+    }
+    if from.rules.wire.is_some() || to.rules.wire.is_some() {
+        return explain_wire(way, from, to);
     }
     let mut passes = true;
     if from.rules.isolated && to.rules.isolated {
@@ -54,6 +58,28 @@ pub(super) fn explain(way: &mut Way, from: Ruled<'_>, to: Ruled<'_>) -> bool {
         explain_limits(way, from, to);
     }
     passes
+}
+
+/// Adds what a wire has to say, of which at least one of the ports is an end; returns false if it is not one wire with both at its ends.
+fn explain_wire(way: &mut Way, from: Ruled<'_>, to: Ruled<'_>) -> bool {
+    for (port, other) in [(from, to), (to, from)] {
+        let Some(WireEnd { wire, peer, .. }) = &port.rules.wire else { continue };
+        if peer != other.name {
+            way.notes.push(format!(
+                "{NOTHING_PASSES} {} is an end of the wire {wire}, with {peer} at the other",
+                port.name
+            ));
+            way.hints.push(format!("`ringferry ctl wire remove {wire}`, if they are to talk"));
+            return false;
+        }
+    }
+    if let Some(WireEnd { wire, impairments, .. }) = &to.rules.wire {
+        let settings = wire_settings(impairments);
+        let meets = if settings.is_empty() { "no impairments".to_owned() } else { settings };
+        way.notes
+            .push(format!("the wire {wire}, with {meets}: everything passes as it is, and to nobody else"));
+    }
+    true
 }
 
 fn explain_vlans(way: &mut Way, from: Ruled<'_>, to: Ruled<'_>) -> bool {
@@ -183,6 +209,32 @@ mod tests {
     fn ports_without_rules_are_not_told_of_any() {
         assert_eq!(said(&[], &[]), (true, vec![]));
         assert_eq!(said(&["weight=3"], &["isolated=on"]), (true, vec![]), "nothing that concerns this way");
+    }
+
+    #[test]
+    fn a_wire_says_what_happens_on_it_and_keeps_others_out() {
+        let end = |peer: &str, delay| {
+            let impairments = crate::impairments::Impairments { delay, ..Default::default() };
+            let (wire, peer) = ("w".to_owned(), peer.to_owned());
+            Rules {
+                wire: Some(WireEnd { wire, peer, seed: 1, direction: 0, impairments }),
+                ..Rules::default()
+            }
+        };
+        let told = |one: &Rules, other: &Rules| {
+            let (from, to) = ("a".to_owned(), "b".to_owned());
+            let mut way = Way { from, to, traffic: Vec::new(), notes: Vec::new(), hints: Vec::new() };
+            let passes =
+                explain(&mut way, Ruled { name: "a", rules: one }, Ruled { name: "b", rules: other });
+            (passes, way.notes.join("; "), way.hints.join("; "))
+        };
+        let (passes, notes, hints) = told(&end("b", 5), &end("a", 10_000_000));
+        assert_eq!(notes, "the wire w, with delay=10ms: everything passes as it is, and to nobody else");
+        assert!(passes && hints.is_empty());
+        assert!(told(&end("b", 5), &end("a", 0)).1.starts_with("the wire w, with no impairments"));
+        let apart = "nothing passes: a is an end of the wire w, with c at the other".to_owned();
+        let hint = "`ringferry ctl wire remove w`, if they are to talk".to_owned();
+        assert_eq!(told(&end("c", 0), &Rules::default()), (false, apart, hint));
     }
 
     #[test]

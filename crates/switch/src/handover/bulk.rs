@@ -1,4 +1,4 @@
-//! Bulk data of a hand-over, as little-endian records in one piece of memory: addresses, flows, and frames that wait in shapers.
+//! Bulk data of a hand-over, as little-endian records in one piece of memory: addresses, flows, and frames that wait in shapers and on wires.
 //!
 //! A state refers to its records by [`Section`]. What is read back is checked against the end of the data; records that make no sense are left out.
 
@@ -18,6 +18,13 @@ use crate::rules::MAX_VID;
 pub(crate) struct Section {
     at: u64,
     bytes: u64,
+}
+
+impl Section {
+    /// Returns true if nothing is in it.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
 }
 
 /// Length of an address in bytes: VLAN 2, address 6, port 2, zero 2, second 4.

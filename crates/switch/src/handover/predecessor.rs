@@ -272,7 +272,8 @@ impl Predecessor {
         let (links_down, mirrors) = (parts.links.down(), parts.mirrors.list().mirrors);
         let (kept, memory) = parts.keeper.filter(|_| drafted.keeps).map(Keeper::inventory).unzip();
         fds.extend(memory.flatten().map(AsFd::as_fd));
-        let state = Final { entries, ports, addresses, workers, links_down, mirrors, kept };
+        let seeds = parts.ports.drawn_seeds();
+        let state = Final { entries, ports, addresses, workers, links_down, mirrors, seeds, kept };
         let answered = self.answer(Kind::Final, &state, &bulk.into_inner(), &fds);
         close_aside(descriptors);
         answered
@@ -365,6 +366,8 @@ fn workers(workers: &Workers, held: &[Held], bulk: &mut Writer) -> Vec<WorkerSta
         counters: Values(counters.values()),
         fdb: Values(held.stats.values()),
         waiting: bulk.waiting(&held.waiting),
+        on_wires: bulk.waiting(&held.wires.frames),
+        chance: held.wires.models.iter().map(|(port, model)| (port.0, model.clone())).collect(),
     });
     states.collect()
 }

@@ -21,6 +21,7 @@ use super::kept::Inventory;
 use crate::config::policies;
 use crate::config::{Config, ConfigError, ConfigFile};
 use crate::counters::{PAIR_COUNTERS, WORKER_COUNTERS};
+use crate::plane::ModelState;
 use crate::ports::Positions;
 use crate::ports::handed::{Descriptors, HandedPort};
 use crate::rules::FirewallRule;
@@ -93,6 +94,7 @@ impl InForce {
         let file = config.file.as_ref().map(|file| FileState {
             path: path(&file.path),
             ports: file.ports.clone(),
+            wires: file.wires.clone(),
             settings: file.settings().to_owned(),
             drop_ins: file.drop_ins.iter().map(|(port, file)| (port.clone(), path(file))).collect(),
         });
@@ -111,9 +113,15 @@ impl InForce {
     pub(crate) fn read(&self) -> Result<Config, ConfigError> {
         let builder = Config::builder().may_be_empty().toml("the configuration in force", &self.config);
         let mut config = builder.build()?;
-        config.file = self.file.as_ref().map(|FileState { path, ports, settings, drop_ins }| {
+        config.file = self.file.as_ref().map(|FileState { path, ports, wires, settings, drop_ins }| {
             let drop_ins = drop_ins.iter().map(|(port, path)| (port.clone(), PathBuf::from(path))).collect();
-            ConfigFile::read_before(PathBuf::from(path), ports.clone(), settings.clone(), drop_ins)
+            ConfigFile::read_before(
+                PathBuf::from(path),
+                ports.clone(),
+                wires.clone(),
+                settings.clone(),
+                drop_ins,
+            )
         });
         let source = |PolicyState { text, files }: PolicyState| Source { text, files };
         let sources = self.policies.iter().map(|(name, policy)| (name.clone(), source(policy.clone())));
@@ -153,6 +161,9 @@ pub(crate) struct FileState {
     pub(crate) path: String,
     /// The ports in it.
     pub(crate) ports: Vec<String>,
+    /// The wires in it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) wires: Vec<String>,
     /// What it says that is not about a port.
     pub(crate) settings: String,
     /// The drop-in file of each port that is in one.
@@ -213,6 +224,9 @@ pub(crate) struct Final {
     /// Mirrors of ports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) mirrors: Vec<Mirror>,
+    /// Seeds that were drawn for wires, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) seeds: BTreeMap<String, u64>,
     /// What the service manager keeps. A successor that goes on with that [says so](Running::keeps); what another one keeps has other names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) kept: Option<Inventory>,
@@ -282,6 +296,12 @@ pub(crate) struct WorkerState {
     pub(crate) fdb: Values<6>,
     /// Frames that wait in its shapers.
     pub(crate) waiting: Section,
+    /// Frames that wait on wires, each with the time at which it is due.
+    #[serde(skip_serializing_if = "Section::is_empty")]
+    pub(crate) on_wires: Section,
+    /// Where the chance of wires stands, by the number of the port.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) chance: BTreeMap<u16, ModelState>,
 }
 
 impl EntryState {

@@ -29,7 +29,7 @@ use crate::config::{Config, ConfigError, PortConfig, PortKind};
 use crate::fdb::FdbStats;
 use crate::links::Links;
 use crate::mirrors::Mirrors;
-use crate::plane::Carried;
+use crate::plane::{Carried, OnWires};
 use crate::ports::handed::{Descriptors, HandedPort};
 use crate::ports::queues::Workers;
 use crate::ports::table::PortTable;
@@ -401,6 +401,8 @@ impl Handed {
             .iter()
             .filter_map(|(name, port)| Some((port.number, parts.ports.interface(name)?.id)));
         let ids: Ports = ids.collect();
+        // Chance begins anew with another seed, so the seeds come first.
+        parts.ports.take_over_seeds(&state.seeds);
         for (name, numbers) in &state.ports {
             restore(parts, name, numbers, bulk);
         }
@@ -408,8 +410,11 @@ impl Handed {
         for (number, (counters, worker)) in parts.workers.counters().zip(&state.workers).enumerate() {
             counters.restore(worker.counters.0);
             let waiting = bulk.waiting(worker.waiting, &ids);
+            let chance = worker.chance.iter();
+            let chance = chance.filter_map(|(port, model)| Some((*ids.get(port)?, model.clone())));
+            let wires = OnWires { frames: bulk.waiting(worker.on_wires, &ids), models: chance.collect() };
             let stats = Some(FdbStats::of_values(worker.fdb.0));
-            parts.workers.carry(number, Carried { addresses: addresses.clone(), stats, waiting });
+            parts.workers.carry(number, Carried { addresses: addresses.clone(), stats, waiting, wires });
         }
         parts.mirrors.take_over(&state.mirrors, parts.ports, parts.workers);
         if is_interrupted() {

@@ -206,7 +206,12 @@ impl Forwarder {
         picks.clear();
         picks.extend(0..burst.len() as u32);
         port.expect(burst.len());
-        port.deliver_all(&burst, picks, coalescer, &mut TxContext { from, handoff, now, scratch });
+        let tx = &mut TxContext { from, handoff, now, scratch };
+        if port.wire.is_some() {
+            port.deliver_in_runs(&burst, picks, tx);
+        } else {
+            port.deliver_all(&burst, picks, coalescer, tx);
+        }
     }
 
     /// Forwards the frames of `burst`. Returns what that cost; frames that would have cost too much are in
@@ -379,6 +384,9 @@ impl Forwarder {
         (*foreign, *flooded) = (false, false);
         let Some(Some(port)) = ports.get(usize::from(from.port.0)) else { return };
         let policy = port.policy.as_deref();
+        if policy.is_some_and(|policy| policy.wire().is_some()) {
+            return decide_wire(from, port, burst, now, effects, (decisions, outputs));
+        }
         let reserved_pass = policy.is_some_and(PortPolicy::forwards_reserved);
         hashed.clear();
         if fdb.is_large() {
@@ -562,9 +570,19 @@ impl Forwarder {
                 port.deliver_all(burst, picks, coalescer, tx);
             } else {
                 leave(port, sender, burst, decisions, picks, retags, now);
-                port.deliver_picked(burst, picks, retags, coalescer, tx);
-                if !port.unstable.is_empty() {
-                    leave_in_copies(port, sender, burst, decisions, coalescer, tx);
+                if let Some(wire) = &mut port.wire {
+                    captures += wire.take_cost();
+                    // Nothing is merged on a wire.
+                    port.deliver_in_runs(burst, picks, tx);
+                } else {
+                    port.deliver_picked(burst, picks, retags, coalescer, tx);
+                    if !port.unstable.is_empty() {
+                        leave_in_copies(port, sender, burst, decisions, coalescer, tx);
+                    }
+                }
+                // Only a port with rules has frames that wait.
+                if port.has_waiting() {
+                    waiting.push(output);
                 }
             }
             port.flush();
@@ -572,9 +590,6 @@ impl Forwarder {
                 dear.push(output);
             }
             captures += port.capture.as_deref().map_or(0, PortCapture::take_cost);
-            if !port.shaper.is_empty() {
-                waiting.push(output);
-            }
         }
         holes.touch_nothing();
         for &output in &*outputs {
@@ -641,6 +656,31 @@ fn destination(whereabouts: impl FnOnce() -> Option<PortId>, dst: Mac, from: Por
     }
 }
 
+/// Decides on the frames of a port that is an end of a wire: all of them go to the other end, whatever they are for, and in no VLAN.
+#[inline(never)]
+fn decide_wire<P: Queues>(
+    from: Origin,
+    port: &Port<P>,
+    burst: &Burst<'_>,
+    now: &Now,
+    effects: &mut impl Effects<P>,
+    (decisions, outputs): (&mut Vec<Decision>, &mut Vec<PortId>),
+) {
+    let to = match port.peers {
+        Peers::Only(peer) => To::Port(peer),
+        Peers::All | Peers::None => To::Refused(DropReason::WireDown),
+    };
+    decisions.extend(burst.frames().iter().map(|_| Decision::new(to, Decision::NOWHERE.tagged)));
+    match to {
+        To::Port(peer) => outputs.push(peer),
+        _ => {
+            for frame in burst.frames() {
+                effects.refuse(port, DropReason::WireDown, (burst, frame), from.queue, now);
+            }
+        }
+    }
+}
+
 /// Returns the reason for which no frame of a sender leaves by a port, if there is one.
 #[inline]
 fn closed_to<P: Queues>(port: &Port<P>, sender: Sender) -> Option<DropReason> {
@@ -648,7 +688,7 @@ fn closed_to<P: Queues>(port: &Port<P>, sender: Sender) -> Option<DropReason> {
     if policy.is_retired() {
         Some(DropReason::LinkDown)
     } else if !port.peers.include(sender.port) {
-        Some(DropReason::Quarantine)
+        Some(if policy.wire().is_some() { DropReason::WireDown } else { DropReason::Quarantine })
     } else {
         (sender.isolated && policy.isolated()).then_some(DropReason::Isolated)
     }
@@ -679,6 +719,9 @@ fn leave<P: Queues>(
     retags: &mut Vec<Retag>,
     now: &Now,
 ) {
+    if port.wire.is_some() {
+        return leave_by_wire(port, sender, burst, decisions, picks, retags, now);
+    }
     let closed = closed_to(port, sender);
     retags.clear();
     if let Some(firewall) = port.firewall() {
@@ -739,6 +782,37 @@ fn leave_in_copies<P: Queues>(
     for (at, decision) in unstable.iter().zip(own) {
         decisions[index(at)].reached |= decision.reached;
     }
+}
+
+/// Does the same for a port that is an end of a wire, where frames go in no VLAN and keep their tags.
+#[inline(never)]
+fn leave_by_wire<P: Queues>(
+    port: &mut Port<P>,
+    sender: Sender,
+    burst: &Burst<'_>,
+    decisions: &mut [Decision],
+    picks: &mut Vec<u32>,
+    retags: &mut Vec<Retag>,
+    now: &Now,
+) {
+    let closed = closed_to(port, sender);
+    picks.retain(|&index| {
+        let (frame, decision) = (&burst.frames()[index as usize], &mut decisions[index as usize]);
+        match closed {
+            // What others flood does not come here, which is no loss.
+            Some(_) if decision.to == To::Flood => false,
+            Some(reason) => {
+                port.drop_frame(reason, now, Offered::of(burst, frame));
+                false
+            }
+            None => {
+                decision.reached = true;
+                port.pass_wire(sender.port, burst, frame, now)
+            }
+        }
+    });
+    retags.clear();
+    retags.resize(picks.len(), Retag::Keep);
 }
 
 /// Tells senders that their frames do not fit the receiver behind a port. It is that receiver's words that they get, so they must

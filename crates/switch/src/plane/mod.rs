@@ -14,6 +14,7 @@
 //! | `port` | one port in one worker: policy, offloads, answers, delivery |
 //! | `policy` | VLANs, source guard, storm control, rates |
 //! | `offload` | offloads that a receiver lacks, or gains from |
+//! | `wire` | what a frame meets on a wire between two ports: delay, loss, a rate |
 //! | `handoff` | between workers: rings, queue selection, migration |
 //! | `testing` | for tests: ports on the heap, and workers without threads under scripted time |
 //! | `now` | the clock, and the instant of a burst |
@@ -33,6 +34,7 @@ mod port;
 pub mod queues;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub(crate) mod wire;
 mod worker;
 
 pub(crate) use forward::walk;
@@ -44,9 +46,10 @@ pub(crate) use policy::shaper::{Delayed, Queued};
 pub(crate) use policy::vlan::{Egress, Membership, Retag, tag};
 pub use port::Steering;
 pub use queues::{Delivery, DirectRead, FrameCost, Lease, PortHandle, Queues, Taken, Watch};
+pub(crate) use wire::{BUCKETS, ModelState, WireState};
 pub use worker::Workers;
 pub use worker::fault::{FaultReporter, PortFault};
 pub(crate) use worker::handles::Stopping;
 pub use worker::handles::{Late, Owners, Placement};
-pub(crate) use worker::handover::{Address, Carried, Held, Waiting, monotonic};
+pub(crate) use worker::handover::{Address, Carried, Held, OnWires, Waiting, monotonic};
 pub(crate) use worker::holes::{HOLES, Sleeps};

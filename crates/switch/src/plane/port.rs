@@ -34,6 +34,7 @@ use crate::plane::policy::token_bucket::TokenBucket;
 use crate::plane::policy::vlan::{self, EVERYWHERE, Head, Membership, Retag};
 use crate::plane::policy::{PortPolicy, WireCost};
 use crate::plane::queues::{Delivery, PortHandle, Queues};
+use crate::plane::wire::WireQueue;
 use crate::rules::{Rate, Vid};
 
 /// Most answers to frames that do not fit, of each port: as many as Linux gives one peer by default (`icmp_ratelimit`).
@@ -125,6 +126,8 @@ pub(crate) struct Port<P> {
     pub(crate) usual: WireCost,
     /// The queue of frames that wait for tokens of its `rate_out`.
     pub(crate) shaper: Shaper,
+    /// The frames that wait at its end of a wire, if it is an end of one.
+    pub(crate) wire: Option<Box<WireQueue>>,
     /// The queue of the sole receiver that the next burst is read into directly: see `worker/direct.rs`.
     pub(crate) direct: Option<u16>,
     /// Answers, in its receiver's name, to frames that do not fit.
@@ -173,6 +176,7 @@ impl<P: Queues> Port<P> {
             peers: Peers::default(),
             usual: UNKNOWN,
             shaper: Shaper::default(),
+            wire: None,
             direct: None,
             answers: Vec::new(),
             answering: TokenBucket::new(ANSWERS),
@@ -302,6 +306,9 @@ impl<P: Queues> Port<P> {
     /// Takes frames that have waited and for which there are tokens, up to `max` and until they cost `most` in the unit of [`cost`]; returns
     /// them with what they cost. Counts those that are dropped instead.
     pub(crate) fn release(&mut self, max: usize, most: u64, now: &Now) -> (Vec<Delayed>, u64) {
+        if self.wire.is_some() {
+            return self.release_wire(max, most, now);
+        }
         let micros = now.micros();
         let (accepts, kind) = (self.offloads(), self.queues.frame_cost());
         let (mut frames, mut work) = (Vec::new(), 0);
@@ -339,9 +346,23 @@ impl<P: Queues> Port<P> {
         frames.map(charge).collect()
     }
 
+    /// Returns true if frames wait here for their time.
+    #[inline]
+    pub(crate) fn has_waiting(&self) -> bool {
+        !self.shaper.is_empty() || self.wire.as_ref().is_some_and(|wire| !wire.is_empty())
+    }
+
+    /// Returns the number of frames that wait here for their time.
+    pub(crate) fn waiting(&self) -> usize {
+        self.shaper.len() + self.wire.as_ref().map_or(0, |wire| wire.len())
+    }
+
     /// Microseconds until more frames may be [released](Self::release); `None` if none waits.
     pub(crate) fn until_release(&self, now: u64) -> Option<u64> {
         let limit = self.policy.as_deref().and_then(PortPolicy::rate_out);
+        if self.wire.is_some() {
+            return self.until_due(now);
+        }
         (!self.shaper.is_empty()).then_some(limit?.wait(now))
     }
 
@@ -434,7 +455,7 @@ impl<P: Queues> Port<P> {
 
     /// Sends these frames of a burst one by one, as they are tagged: in runs as far as the receiver has a short way.
     #[inline]
-    fn deliver_in_runs(&mut self, burst: &Burst<'_>, picks: &[u32], tx: &mut TxContext<'_>) {
+    pub(crate) fn deliver_in_runs(&mut self, burst: &Burst<'_>, picks: &[u32], tx: &mut TxContext<'_>) {
         let frames = burst.frames();
         let (mut left, mut pair) = (picks, self.run_pair());
         // Number of frames at the beginning of `left` that are known to be taken as they are.
@@ -738,7 +759,8 @@ impl<P: Queues> Port<P> {
         first: &[u8],
         rest: &[ReadSlice<'_>],
     ) -> Option<Vec<u8>> {
-        let mtu = self.mtu()?;
+        // A wire says nothing by itself.
+        let mtu = self.mtu().filter(|_| self.wire.is_none())?;
         let mut frame = first[..first.len().min(pmtu::ENOUGH)].to_vec();
         for piece in rest {
             let at = frame.len();

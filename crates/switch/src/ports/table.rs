@@ -25,8 +25,10 @@ use super::{
 };
 use crate::config::{PortConfig, SwitchConfig};
 use crate::fdb::PortId;
+use crate::impairments::Wire;
 use crate::plane::PAIRS;
 use crate::rules::Rules;
+use crate::wires::Wires;
 
 /// The number of an entry of the table, in the order in which they were added; the first is 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -63,6 +65,7 @@ pub(crate) struct PortTable {
     workers: Arc<Workers>,
     tracks: bool,
     marks: Arc<Marks>,
+    wires: Wires,
 }
 
 /// One entry of the configuration, with its control side.
@@ -94,6 +97,7 @@ impl PortTable {
             workers,
             tracks: false,
             marks: Arc::default(),
+            wires: Wires::default(),
         }
     }
 
@@ -113,10 +117,11 @@ impl PortTable {
     /// The system's descriptors, or the numbers of ports, are used up; nothing is left of the port.
     pub(crate) fn add(
         &mut self,
-        config: PortConfig,
+        mut config: PortConfig,
         plug: Plug,
         epoll: &Epoll,
     ) -> Result<EntryId, OpenError> {
+        config.rules.wire = self.wires.end(&config.name);
         let entry = EntryId(self.last.0 + 1);
         let Self { ids, budget, memory, workers, tracks, .. } = self;
         let control =
@@ -299,8 +304,37 @@ impl PortTable {
         Ok(())
     }
 
-    /// Changes the rules of an entry.
+    /// Sets the wires between ports, of those that there are and those that come.
+    pub(crate) fn set_wires(&mut self, wires: &[Wire]) {
+        self.wires.set(wires);
+        self.rewire();
+    }
+
+    /// Goes on with the seeds of wires of another process.
+    pub(crate) fn take_over_seeds(&mut self, drawn: &BTreeMap<String, u64>) {
+        self.wires.take_over(drawn);
+        self.rewire();
+    }
+
+    /// Returns the seeds that were drawn for wires, for another process.
+    pub(crate) fn drawn_seeds(&self) -> BTreeMap<String, u64> {
+        self.wires.drawn()
+    }
+
+    /// Makes ports the ends of wires that they are not yet.
+    fn rewire(&mut self) {
+        let differs = |entry: &&Entry| entry.config.rules.wire != self.wires.end(&entry.config.name);
+        let changed = self.entries.values().filter(differs);
+        let changed: Vec<_> =
+            changed.map(|entry| (entry.config.name.clone(), entry.config.rules.clone())).collect();
+        for (name, rules) in changed {
+            self.set_rules(&name, &rules);
+        }
+    }
+
+    /// Changes the rules of an entry. Of which wire it is an end is not among them.
     pub(crate) fn set_rules(&mut self, name: &str, rules: &Rules) {
+        let rules = &Rules { wire: self.wires.end(name), ..rules.clone() };
         if let Some(entry) = self.entries.values_mut().find(|entry| entry.config.name == name) {
             entry.control.set_rules(rules, &self.workers);
             entry.config.rules.clone_from(rules);

@@ -12,8 +12,9 @@ use super::{Bytes, Charter, directory};
 use crate::config::policies::read_policy_file;
 use crate::config::{
     Config, Edit, KeepError, Kept, MAX_WORKERS, PortConfig, PortKind, TapConfig, TapSource, VhostUserConfig,
-    VhostUserEndpoint, XenProvider, XenVifConfig, forget_port, keep, keep_port,
+    VhostUserEndpoint, XenProvider, XenVifConfig, forget_port, forget_wire, keep, keep_port, keep_wire,
 };
+use crate::impairments::Wire;
 use crate::ports;
 use crate::switch::CONTROL_MODE;
 
@@ -62,6 +63,8 @@ impl Charter {
             }
             Request::KeepPort { port } => self.keep_port(&port).map(|()| (Reply::Done, Vec::new())),
             Request::ForgetPort { port } => self.forget_port(&port).map(|reply| (reply, Vec::new())),
+            Request::KeepWire { wire } => self.keep_wire(&wire).map(|reply| (reply, Vec::new())),
+            Request::ForgetWire { wire } => self.forget_wire(&wire).map(|reply| (reply, Vec::new())),
             Request::Read => self.read().map(|reply| (reply, Vec::new())),
             Request::PolicyFile { file } => self.policy_file(&file).map(|reply| (reply, Vec::new())),
             Request::Listen => self.listen().map(|fd| (Reply::Done, vec![fd])),
@@ -296,6 +299,18 @@ impl Charter {
         Ok(Reply::Text { text: read_policy_file(directory.path(), file)? })
     }
 
+    /// Writes a wire into the configuration file. It says nothing that the switch could not do by itself, between ports that the file has.
+    fn keep_wire(&self, wire: &str) -> Result<Reply, Reply> {
+        let wire = Wire::of_text(wire).map_err(|text| Reply::Refused { text })?;
+        let path = keep_wire(self.file()?, &wire)?;
+        Ok(Reply::Kept { file: path.to_string_lossy().into_owned(), same: true })
+    }
+
+    fn forget_wire(&self, wire: &str) -> Result<Reply, Reply> {
+        let path = forget_wire(self.file()?, wire)?;
+        Ok(Reply::Kept { file: path.to_string_lossy().into_owned(), same: true })
+    }
+
     fn read(&mut self) -> Result<Reply, Reply> {
         let config = read(self.file()?)?.with_names().map_err(|text| Reply::Refused { text })?;
         let text = config.dump();
@@ -349,7 +364,8 @@ impl From<KeepError> for Reply {
 
 /// Reads the configuration file.
 fn read(file: &Path) -> Result<Config, Reply> {
-    let config = Config::builder().regular_file(file).build();
+    // Ports that wires join may have been given by flags.
+    let config = Config::builder().part_of_a_configuration().regular_file(file).build();
     config.map_err(|error| Reply::Refused { text: error.to_string() })
 }
 

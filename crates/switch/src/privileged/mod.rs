@@ -16,7 +16,7 @@
 //!   sockets in the latter; taps that do not exist yet, without a bridge or addresses; interfaces of Xen guests, if the switch has Xen's devices (an interface of the
 //!   host only if it is in the file);
 //! - settings of ports that can change while they are open, but for those of interfaces, changed in the file, ports opened so added to it, and ports
-//!   removed from it.
+//!   removed from it; and wires between ports of the file, which it may add, change and remove there.
 //!
 //! That is no more than what the switch does for whoever may connect to its control socket. One request is under way at a time.
 //!
@@ -46,6 +46,7 @@ use crate::config::{
     Config, ConfigBuilder, ConfigFile, Edit, KeepError, Kept, MAX_WORKERS, PortConfig, PortKind,
     SwitchConfig, VhostUserEndpoint,
 };
+use crate::impairments::Wire;
 use crate::ports::passed::Passed;
 use crate::ports::tap::MACHINE;
 use crate::ports::{self, OpenError};
@@ -383,10 +384,35 @@ impl Privileges {
         meanwhile: Meanwhile<'_>,
     ) -> Result<PathBuf, NotKept> {
         let Some(helper) = &self.0 else { return Ok(crate::config::forget_port(path, port)?) };
-        match edit(helper, &Request::ForgetPort { port: port.to_owned() }, meanwhile)? {
-            Reply::Kept { file, .. } => Ok(file.into()),
-            _ => Err(NotKept::Because(MISUNDERSTOOD.to_owned())),
-        }
+        kept_in(edit(helper, &Request::ForgetPort { port: port.to_owned() }, meanwhile)?)
+    }
+
+    /// Changes a wire in the configuration file at `path` or one of its drop-in files, or adds it; returns the file.
+    ///
+    /// # Errors
+    /// The file is as it was.
+    pub(crate) fn keep_wire(
+        &self,
+        path: &Path,
+        wire: &Wire,
+        meanwhile: Meanwhile<'_>,
+    ) -> Result<PathBuf, NotKept> {
+        let Some(helper) = &self.0 else { return Ok(crate::config::keep_wire(path, wire)?) };
+        kept_in(edit(helper, &Request::KeepWire { wire: wire.to_text() }, meanwhile)?)
+    }
+
+    /// Removes a wire from the configuration file at `path` or one of its drop-in files, and returns the file that had it.
+    ///
+    /// # Errors
+    /// The file is as it was.
+    pub(crate) fn forget_wire(
+        &self,
+        path: &Path,
+        wire: &str,
+        meanwhile: Meanwhile<'_>,
+    ) -> Result<PathBuf, NotKept> {
+        let Some(helper) = &self.0 else { return Ok(crate::config::forget_wire(path, wire)?) };
+        kept_in(edit(helper, &Request::ForgetWire { wire: wire.to_owned() }, meanwhile)?)
     }
 
     /// Reads the configuration file at `path`.
@@ -396,12 +422,13 @@ impl Privileges {
     pub(crate) fn read(&self, path: &Path, meanwhile: Meanwhile<'_>) -> Result<Config, String> {
         let parse = |builder: ConfigBuilder| builder.build().map_err(|error| error.to_string());
         let Some(helper) = &self.0 else {
-            return parse(Config::builder().regular_file(path)).and_then(Config::with_names);
+            return parse(Config::builder().part_of_a_configuration().regular_file(path))
+                .and_then(Config::with_names);
         };
         match ask_well(helper, &Request::Read, meanwhile)? {
             (Reply::Config { text, drop_ins, blank }, _) => {
                 let name = path.display().to_string();
-                let config = parse(Config::builder().may_be_empty().toml(&name, &text))?;
+                let config = parse(Config::builder().part_of_a_configuration().toml(&name, &text))?;
                 Ok(Config { file: Some(ConfigFile::of(path, &config, drop_ins, blank)), ..config })
             }
             _ => Err(MISUNDERSTOOD.to_owned()),
@@ -473,6 +500,14 @@ fn well(reply: io::Result<(Reply, Vec<OwnedFd>)>) -> Result<(Reply, Vec<OwnedFd>
     match reply {
         Ok((Reply::Refused { text } | Reply::Failed { text, .. }, _)) => Err(text),
         reply => reply.map_err(|error| error.to_string()),
+    }
+}
+
+/// Returns the file that was edited.
+fn kept_in(reply: Reply) -> Result<PathBuf, NotKept> {
+    match reply {
+        Reply::Kept { file, .. } => Ok(file.into()),
+        _ => Err(NotKept::Because(MISUNDERSTOOD.to_owned())),
     }
 }
 
@@ -586,8 +621,16 @@ fn gone() -> io::Error {
 fn written(port: &PortConfig) -> String {
     // As many workers as there may be, so that the port may name any.
     let switch = SwitchConfig { workers: Some(MAX_WORKERS), ..SwitchConfig::default() };
-    let ports = vec![port.clone()];
-    Config { control: None, socket_directories: Vec::new(), policies: None, switch, ports, file: None }.dump()
+    Config {
+        control: None,
+        socket_directories: Vec::new(),
+        policies: None,
+        switch,
+        ports: vec![port.clone()],
+        wires: Vec::new(),
+        file: None,
+    }
+    .dump()
 }
 
 /// What is said of an answer that belongs to another request.

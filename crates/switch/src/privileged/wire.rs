@@ -75,6 +75,16 @@ pub(super) enum Request {
         /// Name of the port.
         port: String,
     },
+    /// Change a wire in the configuration file, or add it.
+    KeepWire {
+        /// The wire as a file has it.
+        wire: String,
+    },
+    /// Remove a wire from the configuration file.
+    ForgetWire {
+        /// Name of the wire.
+        wire: String,
+    },
     /// Read the configuration file; the reply carries the configuration.
     Read,
     /// Read a file of the directory of policies; the reply carries its text.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use ringferry_control::{Answer, PortAction, PortChange, Reload, ReloadStep, Response, kept};
 use ringferry_sys::tap::TapError;
 
+use super::wires::wire_steps;
 use super::{Requests, changes};
 use crate::Passed;
 use crate::config::oddities::Oddity;
@@ -108,6 +109,7 @@ impl Requests<'_> {
             }
             return Err(self.not_an_entry(name));
         };
+        self.check_no_end(name)?;
         let forgotten = self.forget_changes(name);
         let before = self.oddities();
         let left = self.unplug(name);
@@ -214,7 +216,12 @@ impl Requests<'_> {
         self.load_policies(&mut read.ports)?;
         let found = self.config.changes(&read)?;
         let odd_before = self.oddities();
-        let mut reload = Reload { file: shown, dry_run, restart: found.restart, ..Reload::default() };
+        let wires = wire_steps(&self.config.wires, &found.wires);
+        // Frames of a port that comes go by its wire from the first one on.
+        if !dry_run && !wires.is_empty() {
+            self.rewire(found.wires.clone());
+        }
+        let mut reload = Reload { file: shown, dry_run, restart: found.restart, wires, ..Reload::default() };
         let mut step = |port: &str, action: PortAction, what: String, result: Result<(), String>| {
             let logged = reload.steps.len() < MAX_LOGGED && !dry_run;
             match &result {
@@ -310,6 +317,7 @@ impl Requests<'_> {
             let in_file = names.filter(|name| self.find(name).is_some()).collect();
             if let Some(file) = &mut self.config.file {
                 file.ports = in_file;
+                file.wires = read.wires.iter().map(|wire| wire.name.clone()).collect();
                 file.drop_ins = read.file.map(|file| file.drop_ins).unwrap_or_default();
             }
         }
@@ -321,7 +329,7 @@ impl Requests<'_> {
         let is_seen_to = |name: &str| reload.steps.iter().any(|step| step.port == name);
         let left = self.ports.snapshots().into_iter().filter(|port| !is_seen_to(&port.name));
         reload.faults = left.filter_map(|port| Some(format!("{}: {}", port.name, port.fault?))).collect();
-        if path.is_none() && reload.steps.is_empty() {
+        if path.is_none() && reload.steps.is_empty() && reload.wires.is_empty() {
             return Err(NO_FILE.to_owned());
         }
         Ok(reload)

@@ -7,7 +7,8 @@ use ringferry_control::{CountedAt, DropReason};
 use super::{Findings, Known, count, load, percent, recent};
 
 /// Drops that are no loss: that is what the switch is for, and nothing is wrong.
-const WANTED: [DropReason; 3] = [DropReason::Filtered, DropReason::SamePort, DropReason::Quarantine];
+const WANTED: [DropReason; 4] =
+    [DropReason::Filtered, DropReason::SamePort, DropReason::Quarantine, DropReason::WireLoss];
 
 /// Says for each reason for which a port has dropped packets in the last ten seconds which part of its packets that was, and what to do. Drops that were long ago are notes.
 pub(super) fn look(known: &Known<'_>, port: &PortSnapshot, findings: &mut Findings) {

@@ -8,10 +8,14 @@ use ringferry_control::why::Effect;
 
 use super::{Findings, Known};
 use crate::explain::{self, Abilities, Plug};
+use crate::impairments::WireEnd;
 use crate::rules::{Rules, Vid, Vlans};
 
 /// The port, or one of two, is in quarantine.
 const IN_QUARANTINE: &str = "in-quarantine";
+
+/// The port, or one of two, is an end of a wire.
+const END_OF_WIRE: &str = "end-of-wire";
 
 /// Most ports that a sentence names.
 const NAMED: usize = 4;
@@ -22,6 +26,9 @@ pub(super) fn look_at_all(known: &Known<'_>, port: &PortSnapshot, findings: &mut
     let others =
         known.snapshot.ports.iter().filter(|other| other.name != port.name).filter_map(Abilities::of);
     let others: Vec<_> = others.filter(|other| other.up).collect();
+    if look_at_wire(known, &own, findings) {
+        return;
+    }
     if !look_at_quarantine(known, &own, findings) {
         look_at_rules(known, &own, &others, findings);
     }
@@ -61,6 +68,28 @@ fn look_at_quarantine(known: &Known<'_>, own: &Abilities, findings: &mut Finding
     let text = format!("{} is in quarantine: {rest}", own.name);
     let remedy = format!("`ringferry ctl release {}`, if that is over.", own.name);
     findings.add(IN_QUARANTINE, effect, 100.0, text, remedy);
+    true
+}
+
+/// Says where the other end of a port's wire is; false if it is no end of one. What other ports there are does not matter to it then.
+fn look_at_wire(known: &Known<'_>, own: &Abilities, findings: &mut Findings) -> bool {
+    let Some(WireEnd { wire, peer, .. }) = (known.rules)(&own.name).wire else { return false };
+    let name = &own.name;
+    if known.snapshot.ports.iter().any(|port| port.name == peer) {
+        let text = format!(
+            "{name} is an end of the wire {wire}: it exchanges frames with {peer} alone, which gets all that it sends."
+        );
+        let remedy = format!(
+            "`ringferry ctl wire show {wire}` says what happens on the way, `ringferry ctl wire remove {wire}` takes the wire out."
+        );
+        findings.add(END_OF_WIRE, Effect::Notes, 0.0, text, remedy);
+    } else {
+        let text = format!(
+            "{name} is an end of the wire {wire}, and nothing passes, as there is no {peer} at the other."
+        );
+        let remedy = format!("Add that port, or take the wire out: `ringferry ctl wire remove {wire}`.");
+        findings.add(END_OF_WIRE, Effect::Stops, 100.0, text, remedy);
+    }
     true
 }
 
@@ -190,6 +219,8 @@ pub(super) fn look(
             if !std::mem::replace(&mut is_apart, true) {
                 let situation = if text.ends_with("(allowed_macs)") {
                     "no-address-allowed"
+                } else if own.wire.is_some() || theirs.wire.is_some() {
+                    END_OF_WIRE
                 } else if own.quarantine.is_some() || theirs.quarantine.is_some() {
                     IN_QUARANTINE
                 } else if own.isolated && theirs.isolated {
@@ -306,8 +337,8 @@ fn look_at_frames(
 /// Returns the reason for which a rule keeps a frame from a port, and what was said of it.
 fn refusal(trace: &Trace, to: &str) -> Option<(DropReason, String)> {
     let is_rule = |reason: &DropReason| {
-        use DropReason::{Isolated, MacLimit, Quarantine, Reserved, Spoofed, Storm, Vlan};
-        matches!(reason, Vlan | Isolated | Quarantine | Spoofed | MacLimit | Reserved | Storm)
+        use DropReason::{Isolated, MacLimit, Quarantine, Reserved, Spoofed, Storm, Vlan, WireDown};
+        matches!(reason, Vlan | Isolated | Quarantine | WireDown | Spoofed | MacLimit | Reserved | Storm)
     };
     let of = |step: &TraceStep| step.reason.as_deref().and_then(DropReason::from_name);
     trace.steps.iter().find_map(|step| {

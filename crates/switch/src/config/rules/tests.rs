@@ -58,6 +58,7 @@ fn every_rule_is_read_the_same_from_a_file_and_a_flag() {
         rate_in: Limits { packets: rate(100_000, 500), bytes: rate(125_000_000, 1 << 20) },
         rate_out: Limits { packets: rate(2_500_000, 600), bytes: rate(312_500_000, 1_000_000) },
         weight: 4,
+        wire: None,
     };
     let file = r#"
 vlan = 10
@@ -504,6 +505,7 @@ fn any_rules() -> impl Strategy<Value = Rules> {
                 rate_in,
                 rate_out,
                 weight,
+                wire: None,
             }
         },
     )

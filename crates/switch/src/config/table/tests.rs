@@ -162,7 +162,7 @@ fn keys_of(kind: &str) -> impl Iterator<Item = &'static Key> {
     let here = sections().filter(move |(scope, _)| match scope {
         Scope::Port | Scope::Rules => true,
         Scope::Kind(other) => *other == kind,
-        Scope::Top | Scope::Switch => false,
+        Scope::Top | Scope::Switch | Scope::Wire | Scope::Impairments => false,
     });
     here.flat_map(|(_, keys)| keys).filter(|key| key.name != "kind")
 }
@@ -295,6 +295,22 @@ fn with_and_without(scope: Scope, key: &Key, value: &str) -> Option<(Config, Con
     match scope {
         Scope::Top => Some((file(&format!("{line}{port}")), file(port))),
         Scope::Switch => Some((file(&format!("[switch]\n{line}{port}")), file(port))),
+        Scope::Wire | Scope::Impairments => {
+            let ends = if key.name == "ports" { "" } else { "ports = ['r1-eth1', 'r2-eth1']\n" };
+            let needs = match key.name {
+                "distribution" => "jitter = '1ms'\n",
+                "reorder" => "delay = '10ms'\n",
+                "gap" => "delay = '10ms'\nreorder = '25%'\n",
+                "limit" => "rate = '1gbit'\n",
+                _ => "",
+            };
+            let ports =
+                ["r1-eth1", "r2-eth1"].map(|tap| format!("[[port]]\nkind = 'tap'\ntap = '{tap}'\n")).concat();
+            let with = file(&format!("{ports}[[wire]]\n{ends}{needs}{line}"));
+            let without =
+                if ends.is_empty() { with.clone() } else { file(&format!("{ports}[[wire]]\n{ends}{needs}")) };
+            Some((with, without))
+        }
         Scope::Port if key.name == "kind" => Some((file(port), file(port))),
         Scope::Port | Scope::Kind(_) | Scope::Rules => begins().find_map(|(kind, flag, at)| {
             if matches!(scope, Scope::Kind(other) if other != kind) {

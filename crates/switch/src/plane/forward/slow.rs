@@ -75,9 +75,9 @@ impl Forwarder {
             None => {
                 picks.clear();
                 picks.push(0);
-                let before = port.shaper.len();
+                let before = port.waiting();
                 leave(port, sender, &burst, std::slice::from_mut(&mut slow.decision), picks, retags, now);
-                if !port.shaper.is_empty() {
+                if port.has_waiting() {
                     waiting.push(output);
                 }
                 match retags.first() {
@@ -85,7 +85,7 @@ impl Forwarder {
                     None => {
                         slow.outputs.pop();
                         // What waits in the shaper is delivered when its time has come, whoever's turn it is then: it is paid for now.
-                        let waits = port.shaper.len() > before;
+                        let waits = port.waiting() > before;
                         let price =
                             || cost::of_delivery(&burst, frame, port.offloads(), port.queues.frame_cost());
                         return Some(if waits { price() } else { cost::FRAME_OUT });

@@ -396,8 +396,16 @@ impl Forwarder {
     }
 }
 
-/// Says whether a frame would wait for the port's egress limit.
+/// Says whether a frame would wait for the port's egress limit, or on its wire. Whether it would be lost there is left to chance.
 fn shape<P: Queues>(exit: &mut Exit, port: &Port<P>, frame: &Frame, now: &Now) {
+    if let Some(wire) = &port.wire {
+        match wire.outlook(frame.len.into(), now.micros() * 1000) {
+            Some(0) => {}
+            Some(nanos) => exit.wait = Some(nanos.div_ceil(1000)),
+            None => exit.lost.push(DropReason::WireLimit),
+        }
+        return;
+    }
     let Some(limit) = port.policy.as_deref().and_then(PortPolicy::rate_out) else { return };
     let micros = now.micros();
     match port.shaping(limit, WireCost::of_frame(frame), micros) {
@@ -422,6 +430,10 @@ impl Exit {
         let burst = burst_of(&copies);
         if let [later] = burst.frames() {
             self.accepts = port.accepts(later, Retag::Keep);
+            // On an impaired wire each packet is one by itself.
+            if port.wire.as_ref().is_some_and(|wire| !wire.is_open()) {
+                self.accepts &= Offloads::CSUM;
+            }
             self.cut(&burst, later, Retag::Keep);
         }
     }

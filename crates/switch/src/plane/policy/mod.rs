@@ -26,6 +26,7 @@ use crate::plane::policy::rate_limit::RateLimit;
 use crate::plane::policy::source_guard::{Judgement, SourceGuard};
 use crate::plane::policy::token_bucket::TokenBucket;
 use crate::plane::policy::vlan::{Membership, Tagged};
+use crate::plane::wire::CompiledEnd;
 use crate::rules::{Limits, Rules, Vlans};
 
 pub(crate) mod firewall;
@@ -53,6 +54,7 @@ pub(crate) struct PortPolicy {
     storm: Option<Arc<TokenBucket>>,
     rate_in: Option<RateLimit>,
     rate_out: Option<RateLimit>,
+    wire: Option<CompiledEnd>,
 }
 
 /// The verdict on a frame that is not admitted.
@@ -99,6 +101,7 @@ impl PortPolicy {
             storm,
             rate_in,
             rate_out,
+            wire,
             ..
         } = rules;
         let open = *vlans == Vlans::default()
@@ -109,7 +112,8 @@ impl PortPolicy {
             && firewall.is_none()
             && storm.is_none()
             && *rate_in == Limits::default()
-            && *rate_out == Limits::default();
+            && *rate_out == Limits::default()
+            && wire.is_none();
         (!open || retired).then(|| Self {
             retired,
             membership: Membership::new(vlans),
@@ -123,7 +127,14 @@ impl PortPolicy {
             storm: rate_limit::bucket(*storm, before.and_then(|before| before.storm.as_ref())),
             rate_in: RateLimit::new(rate_in, before.and_then(PortPolicy::rate_in)),
             rate_out: RateLimit::new(rate_out, before.and_then(PortPolicy::rate_out)),
+            wire: wire.as_ref().map(|end| CompiledEnd::new(end, before.and_then(PortPolicy::wire))),
         })
+    }
+
+    /// Returns the end of a wire that the port is, if it is one.
+    #[inline]
+    pub(crate) fn wire(&self) -> Option<&CompiledEnd> {
+        self.wire.as_ref()
     }
 
     /// Returns true if no further frames are to leave by the port.

@@ -30,6 +30,8 @@ use crate::plane::handoff::ring::{Doorbell, Handoff, HeldUp};
 use crate::plane::now::Clock;
 use crate::plane::worker::command::{Command, Inbox, NewPort};
 use crate::plane::worker::handles::{Late, Policies};
+#[cfg(test)]
+use crate::plane::worker::handover::{Carried, Held};
 use crate::plane::worker::{BELL, Worker};
 use crate::plane::{FrameCost, MigrationError, PortHandle, PortShared, Steering};
 use crate::rules::Rules;
@@ -358,6 +360,18 @@ impl Bed {
     #[cfg(test)]
     pub(crate) fn settle(&mut self, worker: usize) {
         self.ask(worker, Command::Settle);
+    }
+
+    /// What a worker holds that is nowhere else, for another process.
+    #[cfg(test)]
+    pub(crate) fn held(&mut self, worker: usize) -> Held {
+        self.ask(worker, |reply| Command::HandOver(0, reply)).expect("a worker of a bed answers")
+    }
+
+    /// A worker goes on with what another one held.
+    #[cfg(test)]
+    pub(crate) fn carry(&mut self, worker: usize, carried: Carried) {
+        self.execute(worker, Command::Carry(Box::new(carried)));
     }
 
     /// A worker is told to go on.

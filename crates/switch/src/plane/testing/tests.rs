@@ -11,4 +11,5 @@ mod reference;
 mod standing;
 mod tenants;
 mod trace;
+mod wire;
 mod worker;

@@ -15,6 +15,7 @@ use crate::plane::forward::walk::{Entry, Exit, Imaginary, Leaving};
 use crate::plane::policy::PortPolicy;
 use crate::plane::port::Steering;
 use crate::plane::queues::{PortHandle, Queues};
+use crate::plane::wire::WireState;
 use crate::plane::worker::handover::{Carried, Held};
 use crate::rules::Rules;
 
@@ -68,6 +69,8 @@ pub(crate) enum Command<P: Queues> {
     Addresses(usize, SyncSender<FdbPage>),
     /// Forget learned addresses in the part of the forwarding database that begins at this bucket; say how many, and where the next part begins.
     Flush(usize, Flush, SyncSender<(usize, Option<usize>)>),
+    /// Say what waits at the ends of wires.
+    Wires(SyncSender<Vec<(PortId, WireState)>>),
     /// Say whether nothing of a port waits here: neither what it has sent nor what is queued for it.
     IsQuiet(PortId, SyncSender<bool>),
     /// Say that the commands before this one have been carried out.

@@ -151,6 +151,9 @@ impl<P: Queues> Worker<P> {
             Command::Flush(from, flush, reply) => {
                 let _ = reply.send(self.fdb.flush(from, &flush));
             }
+            Command::Wires(reply) => {
+                let _ = reply.send(self.wire_states());
+            }
             Command::IsQuiet(id, reply) => {
                 let _ = reply.send(self.is_quiet(id));
             }
@@ -209,11 +212,13 @@ impl<P: Queues> Worker<P> {
             self.ports.resize_with(at + 1, || None);
         }
         let policy = self.policies.get(at).cloned().flatten();
+        let (id, wire) = (handle.id, policy.as_deref().and_then(PortPolicy::wire).cloned());
         self.ports[at] = Some(Port::new(handle, queues, steering, policy));
+        self.set_wire(id, wire.as_ref());
         self.find_peers();
     }
 
-    /// Looks for the ports that those in quarantine are left with: rules have their names, and ports come and go.
+    /// Looks for the ports that those in quarantine are left with, and for the other ends of wires: rules have their names, and ports come and go.
     fn find_peers(&mut self) {
         for at in 0..self.ports.len() {
             let peers = self.ports[at].as_ref().map(|port| self.peers_of(port));
@@ -224,7 +229,12 @@ impl<P: Queues> Worker<P> {
     }
 
     fn peers_of(&self, port: &Port<P>) -> Peers {
-        let Some(name) = port.policy.as_deref().and_then(PortPolicy::quarantine) else { return Peers::All };
+        let policy = port.policy.as_deref();
+        let name = policy.and_then(|policy| match policy.wire() {
+            Some(wire) => Some(wire.end.peer.as_str()),
+            None => policy.quarantine(),
+        });
+        let Some(name) = name else { return Peers::All };
         let is_it = |other: &&Port<P>| &*other.handle.name == name && other.handle.id != port.handle.id;
         self.ports.iter().flatten().find(is_it).map_or(Peers::None, |only| Peers::Only(only.handle.id))
     }
@@ -233,7 +243,8 @@ impl<P: Queues> Worker<P> {
         let now = Now::new(self.clock, self.seconds);
         self.with_port(id, |port, watch| {
             port.queues.close(watch);
-            for (Delayed { header, frame, .. }, _) in port.shaper.drain() {
+            let waiting = port.shaper.drain().map(|(delayed, _)| delayed);
+            for Delayed { header, frame, .. } in waiting.chain(port.drain_wire()) {
                 port.drop_frame(DropReason::LinkDown, &now, Offered::private(header, &frame));
             }
         });
@@ -257,6 +268,7 @@ impl<P: Queues> Worker<P> {
         if policy.as_deref().and_then(PortPolicy::rate_out).is_none() {
             self.release_all(id);
         }
+        self.set_wire(id, policy.as_deref().and_then(PortPolicy::wire));
         if let Some(Some(port)) = self.ports.get_mut(at) {
             port.policy.clone_from(&policy);
             let native = port.native();
@@ -287,13 +299,13 @@ impl<P: Queues> Worker<P> {
         }
     }
 
-    /// Returns true if nothing of a port waits here: no frame in its shaper, none that was put off or handed off, and no source that had packets when
+    /// Returns true if nothing of a port waits here: no frame in its shaper or on its wire, none that was put off or handed off, and no source that had packets when
     /// it was last polled, or that has to wait for its rate.
     fn is_quiet(&mut self, id: PortId) -> bool {
         let has_packets = self.active.iter().any(|active| active.source.port == id && active.empty == 0);
         let is_paused = self.timers.has_paused(id);
         let waits =
-            |port: &mut Port<P>| !port.shaper.is_empty() || !port.slow.is_empty() || !port.handed.is_empty();
+            |port: &mut Port<P>| port.has_waiting() || !port.slow.is_empty() || !port.handed.is_empty();
         !has_packets && !is_paused && !self.port(id).is_some_and(waits)
     }
 

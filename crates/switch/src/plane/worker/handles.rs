@@ -34,6 +34,7 @@ use crate::plane::now::Clock;
 use crate::plane::policy::{Here, PortPolicy};
 use crate::plane::port::Steering;
 use crate::plane::queues::{PortHandle, Queues};
+use crate::plane::wire::WireState;
 use crate::plane::worker::command::{Command, Full, Inbox, NewPort, PortQueue, Posted};
 use crate::plane::worker::fault::{FaultReporter, Faults, PortFault};
 use crate::plane::worker::handover::Standing;
@@ -550,6 +551,11 @@ impl<P: Queues> Workers<P> {
     /// The state of every queue, but for those of late workers.
     pub fn inspect(&self) -> Vec<(PortId, P::State)> {
         self.ask_all(self.not_late(), |reply| Command::Inspect(None, reply)).into_iter().flatten().collect()
+    }
+
+    /// What waits at the ends of wires in each worker, but for late ones.
+    pub(crate) fn wires(&self) -> Vec<(PortId, WireState)> {
+        self.ask_all(self.not_late(), Command::Wires).into_iter().flatten().collect()
     }
 
     /// Asks for the state of the queues of these ports, and waits for none: where each worker says that of its own. Late workers are not asked.

@@ -9,7 +9,7 @@
 //! queues meanwhile would hand them off to another one that delivers nothing yet, or no more, and what its rings do not hold would be dropped. So no worker takes
 //! anything as long as any is paused ([`Standing`]), which all of them look at in each round, and those that stand still deliver what the others have begun.
 //!
-//! What workers hold that is nowhere else is [`Carried`] over: frames that wait in shapers, addresses, and the state of token buckets and flow tables,
+//! What workers hold that is nowhere else is [`Carried`] over: frames that wait in shapers and on wires, addresses, and the state of token buckets and flow tables,
 //! whose times all are of the switch's clock, which goes on in the successor ([`Workers::began`]).
 
 use std::collections::BTreeMap;
@@ -25,6 +25,7 @@ use crate::fdb::{FdbItem, FdbStats, PortId};
 use crate::plane::now::Clock;
 use crate::plane::policy::shaper::Queued;
 use crate::plane::queues::Queues;
+use crate::plane::wire::ModelState;
 use crate::plane::worker::command::Command;
 use crate::plane::worker::handles::Late;
 use crate::plane::worker::{Worker, Workers};
@@ -36,6 +37,9 @@ const PAUSED_LOOK: Duration = Duration::from_millis(10);
 
 /// How long workers may take to stand still. All packets of everybody wait meanwhile; a worker that takes longer is held up by something.
 const STANDING: Duration = Duration::from_millis(100);
+
+/// The name among token buckets of the time at which the line of a wire's rate is free.
+const LINE: &str = "wire";
 
 /// Frames that wait in one worker for tokens of their receiver's `rate_out`, in their order.
 pub(crate) type Waiting = Vec<(PortId, Queued)>;
@@ -56,10 +60,20 @@ impl Address {
     }
 }
 
+/// What is under way on wires in one worker.
+#[derive(Debug, Default)]
+pub(crate) struct OnWires {
+    /// Frames that wait, each with the end that it is for.
+    pub(crate) frames: Waiting,
+    /// Where chance stands, by end.
+    pub(crate) models: Vec<(PortId, ModelState)>,
+}
+
 /// What a paused worker holds that is nowhere else.
 #[derive(Debug)]
 pub(crate) struct Held {
     pub(crate) waiting: Waiting,
+    pub(crate) wires: OnWires,
     /// Learned addresses.
     pub(crate) addresses: Vec<Address>,
     /// Counters of its forwarding database.
@@ -72,6 +86,7 @@ pub(crate) struct Carried {
     pub(crate) addresses: Vec<Address>,
     pub(crate) stats: Option<FdbStats>,
     pub(crate) waiting: Waiting,
+    pub(crate) wires: OnWires,
 }
 
 /// How many workers of a switch are paused. They share one; each counts itself.
@@ -170,7 +185,9 @@ impl<P: Queues> Workers<P> {
     pub(crate) fn buckets(&self, port: PortId) -> BTreeMap<String, u64> {
         let policies = self.policies.lock().unwrap_or_else(PoisonError::into_inner);
         let buckets = policies.of(port).into_iter().flat_map(|policy| policy.buckets());
-        buckets.map(|(key, bucket)| (key.to_owned(), bucket.used())).collect()
+        let line =
+            policies.of(port).and_then(|policy| Some((LINE.to_owned(), policy.wire()?.line.free_at())));
+        buckets.map(|(key, bucket)| (key.to_owned(), bucket.used())).chain(line).collect()
     }
 
     /// Sets how much of each token bucket of a port is used, as it was in the process before.
@@ -180,6 +197,10 @@ impl<P: Queues> Workers<P> {
             if let Some(used) = used.get(key) {
                 bucket.set_used(*used);
             }
+        }
+        if let (Some(wire), Some(free)) = (policies.of(port).and_then(|policy| policy.wire()), used.get(LINE))
+        {
+            wire.line.set_free_at(*free);
         }
     }
 
@@ -265,7 +286,7 @@ impl<P: Queues> Worker<P> {
             addresses.extend(recent.map(|item| Address::of(&item, self.seconds)));
             next = page.next;
         }
-        Held { waiting: self.waiting(), addresses, stats: self.fdb.stats() }
+        Held { waiting: self.waiting(), wires: self.on_wires(), addresses, stats: self.fdb.stats() }
     }
 
     /// Returns the frames that wait in shapers, which stay there.
@@ -276,7 +297,7 @@ impl<P: Queues> Worker<P> {
 
     /// Begins where a worker of another process stood.
     pub(super) fn carry(&mut self, carried: Carried) {
-        let Carried { addresses, stats, waiting } = carried;
+        let Carried { addresses, stats, waiting, wires } = carried;
         for Address { vid, mac, port, seen } in addresses {
             // Every worker is given all addresses.
             let _ = self.fdb.learn(vid, mac, port, seen);
@@ -291,5 +312,6 @@ impl<P: Queues> Worker<P> {
             }
             self.set_release(id, now);
         }
+        self.carry_wires(wires);
     }
 }

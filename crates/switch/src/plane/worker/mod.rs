@@ -34,6 +34,7 @@
 //! | `fault` | faults that the control plane has to act on |
 //! | `handover` | standing still, and going on in another process |
 //! | `holes` | ports that punch holes into memory which the worker touches |
+//! | `wires` | ports that become ends of wires |
 //! | `timers` | what has to be done at a later time: ports that are paced, and queues of shapers |
 
 use std::sync::Arc;
@@ -73,6 +74,7 @@ pub(crate) mod handles;
 pub(crate) mod handover;
 pub(crate) mod holes;
 mod timers;
+mod wires;
 
 use audit::{Auditor, Look};
 use command::{Inbox, Posted};
@@ -82,6 +84,7 @@ pub use handles::Workers;
 use handover::Standing;
 use holes::Touch;
 use timers::{Quota, Timer, Timers};
+use wires::WakeMargin;
 
 /// Packets taken from a queue at a time. DPDK, OVS and VPP settled on 32 (or 256 with vectors); 64
 /// gained nothing here and keeps others waiting twice as long.
@@ -178,6 +181,8 @@ pub(crate) struct Worker<P: Queues> {
     spin: Spin,
     clock: Clock,
     timers: Timers,
+    /// How much earlier than a frame on a wire is due it is awake.
+    margin: WakeMargin,
     /// The part of its time that captures may use.
     captures: Arc<CaptureShare>,
     /// Ports that have mirrors.
@@ -227,6 +232,7 @@ impl<P: Queues> Worker<P> {
             spin: Spin::new(Duration::from_micros(config.poll_microseconds.into())),
             clock,
             timers: Timers::default(),
+            margin: WakeMargin::default(),
             captures: Arc::default(),
             mirrored: Vec::new(),
             seconds: clock.seconds(),
@@ -277,7 +283,7 @@ impl<P: Queues> Worker<P> {
                 }
                 continue;
             }
-            match self.spin.idle() {
+            match self.idle_for_wire().unwrap_or_else(|| self.spin.idle()) {
                 Idle::Again if !self.active.is_empty() => {}
                 // A tap has no ring that could be looked at.
                 Idle::Again | Idle::Around => {
@@ -833,6 +839,8 @@ impl<P: Queues> Worker<P> {
         self.wake_up();
         if woken {
             self.counters.wakeups.add(1);
+        } else if let Some(timeout) = timeout {
+            self.margin.note(awake.duration_since(before).saturating_sub(timeout));
         }
         let time = before.elapsed();
         self.counters.sleep_nanoseconds.add(time.as_nanos() as u64);

@@ -27,7 +27,7 @@ const HELD: u64 = 50;
 pub(super) enum Timer {
     /// A source that had used up its port's `rate_in`, or its port's share of the ring to another worker, is polled again. As long as there is this timer it is *paused*: neither polled nor armed.
     Resume(Source),
-    /// Frames that wait for tokens of their receiver's `rate_out` are delivered.
+    /// Frames that wait for tokens of their receiver's `rate_out`, or on a wire, are delivered.
     Release(PortId),
 }
 
@@ -56,6 +56,13 @@ impl Timers {
         self.serial += 1;
         self.queue.insert((at, self.serial), timer);
         self.set.insert(timer, (at, self.serial));
+    }
+
+    /// Sets a timer, or moves it; one that is set for that time already keeps its turn.
+    pub(super) fn set_unless_set(&mut self, timer: Timer, at: u64) {
+        if self.set.get(&timer).is_none_or(|(set, _)| *set != at) {
+            self.set(timer, at);
+        }
     }
 
     /// Cancels a timer; whether there was one.
@@ -97,6 +104,14 @@ impl Timers {
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.queue.is_empty()
+    }
+
+    /// Returns the port whose frames the next one delivers, if it does that.
+    pub(super) fn next_release(&self) -> Option<PortId> {
+        match self.queue.first_key_value()?.1 {
+            Timer::Release(port) => Some(*port),
+            Timer::Resume(_) => None,
+        }
     }
 
     /// When the next one is due.
@@ -188,7 +203,9 @@ impl<P: Queues> Worker<P> {
     #[inline]
     pub(super) fn set_releases(&mut self, now: &Now) {
         while let Some(port) = self.forwarder.next_waiting() {
-            if !self.timers.is_set(Timer::Release(port)) {
+            // On a wire a frame may be due before all that wait already.
+            let is_wire = self.port(port).is_some_and(|port| port.wire.is_some());
+            if is_wire || !self.timers.is_set(Timer::Release(port)) {
                 self.set_release(port, now.micros());
             }
         }
@@ -196,11 +213,11 @@ impl<P: Queues> Worker<P> {
 
     pub(super) fn set_release(&mut self, id: PortId, now: u64) {
         if let Some(wait) = self.port(id).and_then(|port| port.until_release(now)) {
-            self.timers.set(Timer::Release(id), now.saturating_add(wait));
+            self.timers.set_unless_set(Timer::Release(id), now.saturating_add(wait));
         }
     }
 
-    /// Delivers what has waited in the shaper of a port and may go now, until that costs `most`. What it cost.
+    /// Delivers what has waited in the shaper of a port, or on its wire, and may go now, until that costs `most`. What it cost.
     fn release(&mut self, id: PortId, most: u64, micros: u64) -> u64 {
         let now = Now::new(self.clock, self.seconds);
         let Some(Some(port)) = self.ports.get_mut(usize::from(id.0)) else { return 0 };
@@ -211,7 +228,15 @@ impl<P: Queues> Worker<P> {
         work
     }
 
-    /// Delivers frames that have waited in the shaper of a port. Their senders have paid for that when they came, but for one more copy.
+    /// Delivers frames that have waited for a port, if there are any.
+    pub(super) fn deliver_waiting(&mut self, id: PortId, frames: &[Delayed]) {
+        if !frames.is_empty() {
+            self.timers.cancel(Timer::Release(id));
+            self.deliver_late(id, frames);
+        }
+    }
+
+    /// Delivers frames that have waited in the shaper of a port, or on its wire. Their senders have paid for that when they came, but for one more copy.
     fn deliver_late(&mut self, id: PortId, frames: &[Delayed]) {
         let now = Now::new(self.clock, self.seconds);
         for run in frames.chunk_by(|one, next| one.from == next.from) {
@@ -277,10 +302,10 @@ impl<P: Queues> Worker<P> {
         any
     }
 
-    /// Microseconds until the next timer is due; 0 if one is.
+    /// Microseconds until the next timer is due, or until the worker has to be awake for it; 0 if one is.
     pub(super) fn until_timer(&self) -> Option<u64> {
         let next = self.timers.next()?;
-        Some(next.saturating_sub(self.clock.micros()))
+        Some(next.saturating_sub(self.clock.micros()).saturating_sub(self.margin_of_next().unwrap_or(0)))
     }
 }
 
