@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ringferry_packet::ether::{Link, TYPE_ARP, TYPE_IPV4, TYPE_IPV6, TYPE_RARP};
 use ringferry_packet::extension::{
-    Cut, DESTINATION_OPTIONS, Extension, FRAGMENT, MAX_EXTENSIONS, MOBILITY, ROUTING,
+    Cut, DESTINATION_OPTIONS, Extension, FRAGMENT, HOP_BY_HOP, MAX_EXTENSIONS, MOBILITY, ROUTING,
 };
 use ringferry_packet::parse::{PROTO_SCTP, PROTO_TCP, PROTO_UDP};
 use ringferry_packet::vnet::Header;
@@ -243,6 +243,8 @@ impl View<'_> {
                 return Err(MALFORMED);
             }
             match protocol {
+                // Elsewhere than at the beginning it is passed over by some, and refused by others (RFC 8200, 4.1).
+                HOP_BY_HOP if headers > 1 => return Err(MALFORMED),
                 // With no segments left the packet is where it ends.
                 ROUTING if view.array::<1>(at + 3)? != [0] => return Err(Doubt::Odd(Odd::Routed)),
                 DESTINATION_OPTIONS => view.no_home_address(at + 2, at + len)?,

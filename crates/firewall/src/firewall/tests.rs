@@ -278,6 +278,19 @@ fn what_is_odd_never_passes() {
     assert_eq!(firewall.judge(Direction::Out, view, 0, 0), of(Odd::Malformed));
 }
 
+/// Found by the fuzz target: one host passes over it, and finds TCP behind it; another refuses it.
+#[test]
+fn options_for_every_router_come_first_or_not_at_all() {
+    let mut packet = Sent::plain(true, true, vec![7; 10]);
+    packet.options = 1;
+    let mut frame = packet.partial();
+    let firewall = firewall("egress allow\n");
+    assert!(out(&firewall, &frame, 0));
+    // The first of the two headers says that the second is of its own kind.
+    (frame[20], frame[54]) = (0, 0);
+    assert_eq!(judge(&firewall, Direction::Out, &frame, 0), Verdict::Deny(Denied::Odd(Odd::Malformed)));
+}
+
 #[test]
 fn what_lies_behind_the_bytes_given_is_asked_for_again() {
     let firewall = firewall("egress allow\n");

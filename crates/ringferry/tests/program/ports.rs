@@ -299,6 +299,8 @@ fn what_cannot_be_added_is_refused_with_a_remedy_and_leaves_nothing() {
 fn a_directory_that_the_sandbox_leaves_out_is_foreseen() {
     let place = Place::new();
     let switch = start(&place, "");
+    // What it has logged is read by another thread.
+    switch.process.until_logged("the switch is up");
     if switch.process.logged("in a sandbox: ") == 0 {
         may("a kernel with all of the sandbox", false);
         return switch.stop();
