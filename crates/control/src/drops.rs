@@ -142,7 +142,7 @@ drop_reasons! {
         "That is what the rule is for; `ringferry ctl release PORT` ends it. If the port that it is left with is not there, see which ports there are with `ringferry ctl show`.",
     /// The frame's conversation is not one that the policy of a port's `firewall` allows, or it is none: not IP, malformed, led elsewhere by its headers.
     Firewall = "firewall" at Either,
-        "`ringferry ctl firewall PORT` says which rule denied what of late; `ringferry ctl trace` what would become of a frame. Add a rule to the policy and use `ringferry ctl reload`.",
+        "`ringferry ctl firewall PORT` says which rule denied what of late. Add a rule to the policy and use `ringferry ctl reload`.",
     /// The port is an end of a wire, and its other end is not there; or the frame comes from a port that is not the other end.
     WireDown = "wire-down" at Either,
         "`ringferry ctl wire` says which port is missing. Add it, or remove the wire if its ends are to be ports as others are.",

@@ -6,7 +6,6 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::capture::Direction;
 use crate::text::{Table, short_count};
 
 /// The firewall of a port: its policy, what each rule has counted, and what was denied of late.
@@ -29,6 +28,8 @@ pub struct FirewallReport {
     pub always: RuleCounts,
     /// Frames that never pass: neither IP nor ARP, malformed, led elsewhere by their headers, fragments of what did not pass.
     pub odd: RuleCounts,
+    /// Questions to resolvers for names of no rule, which are refused.
+    pub other_names: RuleCounts,
     /// Conversations that are known.
     pub flows: u64,
     /// Conversations that there is room for.
@@ -58,14 +59,25 @@ pub struct RuleCounts {
     pub bytes: u64,
 }
 
+/// A direction as policies have it: seen from the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum Way {
+    /// From the guest.
+    Out,
+    /// To the guest.
+    In,
+}
+
 /// A packet that was denied.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DenialReport {
     /// Seconds since then.
     pub seconds_ago: u64,
-    /// Whether the switch took it from the port (in) or was to deliver it there (out), as in captures.
-    pub direction: Direction,
+    /// Whether the guest had sent it (out) or it was for the guest (in), as policies have it.
+    pub direction: Way,
     /// IP protocol number.
     pub protocol: u8,
     /// The guest's address.
@@ -170,7 +182,7 @@ pub struct FlowReport {
     pub left_seconds: u64,
     /// Bytes of its frames, about.
     pub bytes: u64,
-    /// The rule that allowed it.
+    /// The rule that allowed it, or that it was allowed under an older policy and not judged by this one yet.
     pub rule: String,
 }
 
@@ -185,9 +197,11 @@ impl FirewallReport {
             text += ", tried out only: what it would deny passes";
         }
         let _ = writeln!(text, "\n{} of {} conversations known", self.flows, self.flows_max);
-        let mut table = Table::new(&[">LINE", "<RULE", ">OPENED", ">PACKETS", ">BYTES"]);
+        let mut table = Table::new(&[">LINE", "<RULE", ">FLOWS", ">PACKETS", ">BYTES"]);
         let rest = [&self.egress, &self.ingress, &self.always, &self.odd];
-        for rule in self.rules.iter().chain(rest) {
+        // Most policies have no names.
+        let names = Some(&self.other_names).filter(|names| names.packets > 0);
+        for rule in self.rules.iter().chain(rest).chain(names) {
             let line = if rule.line == 0 { "-".to_owned() } else { rule.line.to_string() };
             let counts = [rule.flows, rule.packets, rule.bytes].map(short_count);
             let [flows, packets, bytes] = counts;
@@ -200,8 +214,7 @@ impl FirewallReport {
             for denial in self.denials.iter().take(SHOWN) {
                 table.row([
                     format!("{} s", denial.seconds_ago),
-                    // As policies have it: seen from the guest.
-                    if denial.direction == Direction::In { "out" } else { "in" }.to_owned(),
+                    if denial.direction == Way::Out { "out" } else { "in" }.to_owned(),
                     protocol(denial.protocol),
                     end(denial.local, denial.local_port),
                     end(denial.remote, denial.remote_port),
@@ -286,7 +299,7 @@ mod tests {
             flows_max: 32768,
             denials: vec![DenialReport {
                 seconds_ago: 4,
-                direction: Direction::In,
+                direction: Way::Out,
                 protocol: 17,
                 local: "fd00::1".parse().unwrap(),
                 local_port: 5000,

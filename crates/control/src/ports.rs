@@ -166,21 +166,40 @@ impl Reload {
             );
         }
         text += &notes_to_text(&self.notes);
+        text + &self.summary()
+    }
+
+    /// Sums the plan up in a line.
+    fn summary(&self) -> String {
+        let counted =
+            |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
         let failed = self.steps.iter().filter(|step| step.error.is_some()).count();
-        text + &match (self.steps.len(), self.dry_run) {
-            (0, _) if !self.faults.is_empty() || !self.beside.is_empty() => {
-                format!("nothing differs from what {} has\n", self.file)
-            }
-            (0, _) => format!("all ports are as {} has them\n", self.file),
-            (count, true) => format!("{count} of the ports would change; nothing was done\n"),
-            (count, false) => {
-                let done = match count - failed {
-                    1 => "1 port has changed".to_owned(),
-                    done => format!("{done} ports have changed"),
-                };
-                if failed > 0 { format!("{done}, {failed} could not\n") } else { done + "\n" }
-            }
+        let counts = [(self.steps.len(), "port"), (self.wires.len(), "wire")];
+        let all: Vec<_> = counts
+            .iter()
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, what)| counted(*count, what))
+            .collect();
+        if all.is_empty() {
+            return match self.faults.is_empty() && self.beside.is_empty() {
+                true => format!("all ports are as {} has them\n", self.file),
+                false => format!("nothing differs from what {} has\n", self.file),
+            };
         }
+        if self.dry_run {
+            return format!("{} would change; nothing was done\n", all.join(" and "));
+        }
+        if failed == 0 {
+            let have = if counts.iter().map(|(count, _)| count).sum::<usize>() == 1 { "has" } else { "have" };
+            return format!("{} {have} changed\n", all.join(" and "));
+        }
+        let done = self.steps.len() - failed;
+        let wires = if self.wires.is_empty() {
+            String::new()
+        } else {
+            format!(", and {} changed", counted(self.wires.len(), "wire"))
+        };
+        format!("{} changed, {failed} could not{wires}\n", counted(done, "port"))
     }
 }
 
@@ -212,7 +231,7 @@ mod tests {
         assert_eq!(
             reload.to_text(),
             "- a: a thing\n~ b: a thing\n+ c: a thing\n  not done: no room\n~ wire w: another thing\n! workers is 1, not 2; this needs a stop and a start\n\
-             2 ports have changed, 1 could not\n"
+             2 ports changed, 1 could not, and 1 wire changed\n"
         );
         reload.faults = vec!["d: the interface was renamed".to_owned()];
         let faults_only =
@@ -230,9 +249,11 @@ mod tests {
              nothing differs from what rf.toml has\n"
         );
         reload.steps.truncate(1);
-        assert!(reload.to_text().ends_with("1 port has changed\n") && !reload.has_failed());
+        assert!(reload.to_text().ends_with("1 port and 1 wire have changed\n") && !reload.has_failed());
         reload.dry_run = true;
-        assert!(reload.to_text().ends_with("1 of the ports would change; nothing was done\n"));
+        assert!(reload.to_text().ends_with("1 port and 1 wire would change; nothing was done\n"));
+        reload.wires.clear();
+        assert!(reload.to_text().ends_with("1 port would change; nothing was done\n"));
     }
 
     #[test]

@@ -104,7 +104,8 @@ impl Lateness {
             return String::new();
         }
         let part = |share| match self.quantile(share) {
-            Some(bound) => format!("at most {bound} µs"),
+            // The bound of a bucket may be above the latest frame in it.
+            Some(bound) => format!("at most {} µs", bound.min(self.max_microseconds)),
             None => "more".to_owned(),
         };
         format!(

@@ -206,7 +206,7 @@ const PRIVATE: [&str; 20] = [
 ];
 
 /// Addresses under which clouds tell a machine about itself, its credentials among it.
-const METADATA: [&str; 7] = [
+pub(crate) const METADATA: [&str; 7] = [
     // AWS, Azure, Google, Oracle, DigitalOcean, OpenStack; AWS by IPv6, and for containers.
     "169.254.169.254",
     "fd00:ec2::254",

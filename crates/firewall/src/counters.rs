@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::policy::BY_DEFAULT;
+use crate::policy::{BY_DEFAULT, OTHER_NAME};
 
 /// The counts of one rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,7 +32,7 @@ struct Cell {
 }
 
 /// Counters beside those of rules: the two defaults, and what passes or not whatever the rules are.
-const BESIDE: usize = 4;
+const BESIDE: usize = 5;
 
 /// What is counted though no rule was asked: frames that pass always, and odd ones.
 pub(crate) const ALWAYS: u16 = u16::MAX - 2;
@@ -83,6 +83,7 @@ fn index(rule: u16, rules: usize) -> usize {
         rule if rule == BY_DEFAULT[1] => rules + 1,
         ALWAYS => rules + 2,
         ODD => rules + 3,
+        OTHER_NAME => rules + 4,
         rule => rule.into(),
     }
 }

@@ -48,22 +48,26 @@ struct Ring {
     missed: AtomicU64,
 }
 
-/// The rings of all workers.
+/// The rings of all workers, under one policy: what its rules have denied.
 #[derive(Debug)]
-pub(crate) struct Denials(Box<[Ring]>);
+pub(crate) struct Denials {
+    /// A random number, by which a reader finds that these are other rings than those that it has read.
+    number: u64,
+    rings: Box<[Ring]>,
+}
 
-/// Where a reader is: the entries of each worker that it has seen.
+/// Where a reader is: the number of the rings, and the entries of each worker that it has seen there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cursor(Vec<u64>);
 
 impl Cursor {
-    /// The cursor of a reader that has seen so many entries of each worker.
+    /// The cursor that another one was [turned into](Self::into_inner).
     #[must_use]
     pub fn of(seen: Vec<u64>) -> Cursor {
         Cursor(seen)
     }
 
-    /// Returns the entries of each worker that it has seen.
+    /// Returns the numbers that it is made of.
     #[must_use]
     pub fn into_inner(self) -> Vec<u64> {
         self.0
@@ -71,7 +75,7 @@ impl Cursor {
 }
 
 impl Denials {
-    pub(crate) fn new(workers: usize) -> Denials {
+    pub(crate) fn new(workers: usize, number: u64) -> Denials {
         let ring = || Ring {
             entries: (0..ENTRIES).map(|_| Default::default()).collect(),
             begun: AtomicU64::new(0),
@@ -80,12 +84,12 @@ impl Denials {
             in_second: AtomicU64::new(0),
             missed: AtomicU64::new(0),
         };
-        Denials((0..workers.max(1)).map(|_| ring()).collect())
+        Denials { number, rings: (0..workers.max(1)).map(|_| ring()).collect() }
     }
 
     /// Notes a denial. Only the thread of `worker` calls it.
     pub(crate) fn note(&self, worker: usize, denial: &Denial) {
-        let Some(ring) = self.0.get(worker) else { return };
+        let Some(ring) = self.rings.get(worker) else { return };
         let add = |counter: &AtomicU64| {
             let before = counter.load(Ordering::Relaxed);
             counter.store(before + 1, Ordering::Relaxed);
@@ -115,13 +119,16 @@ impl Denials {
 
     /// Returns what was denied since `cursor`, by worker and in order, and moves it on; also the denials since the start that are in no ring.
     pub(crate) fn since(&self, cursor: &mut Cursor) -> (Vec<Denial>, u64) {
-        cursor.0.resize(self.0.len(), 0);
+        // Others begin anew: of another policy, or in another process.
+        if cursor.0.first() != Some(&self.number) {
+            cursor.0 = vec![self.number];
+        }
+        cursor.0.resize(1 + self.rings.len(), 0);
         let (mut denials, mut missed) = (Vec::new(), 0);
-        for (ring, seen) in self.0.iter().zip(&mut cursor.0) {
+        for (ring, seen) in self.rings.iter().zip(&mut cursor.0[1..]) {
             let written = ring.written.load(Ordering::Acquire);
             let oldest = written.saturating_sub(ENTRIES as u64);
-            // A reader of the process before has seen more.
-            let from = if *seen > written { oldest } else { (*seen).max(oldest) };
+            let from = (*seen).max(oldest);
             let entry = |at: u64| {
                 let entry = &ring.entries[at as usize % ENTRIES];
                 (at, entry.each_ref().map(|word| word.load(Ordering::Relaxed)))

@@ -16,7 +16,14 @@ const MAX_CHAIN: usize = 16;
 /// Records of an answer that are read, at most; an answer of 2 KiB has no more.
 const MAX_RECORDS: usize = 128;
 
+/// Types that ask for whole zones, or for whatever there is (RFC 6895, 3.1).
+const META_TYPES: std::ops::RangeInclusive<u16> = 249..=255;
+/// Bytes of the options of a query, at most: a cookie and a client's subnet.
+const MAX_OPTIONS: usize = 128;
+
 const RESPONSE: u16 = 0x8000;
+const TRUNCATED: u16 = 0x0200;
+const CODE: u16 = 0x000f;
 const OPCODE: u16 = 0x7800;
 const CLASS_IN: u16 = 1;
 const TYPE_A: u16 = 1;
@@ -168,11 +175,24 @@ impl Message {
         }
         let question = Question { id, name, kind };
         if flags & RESPONSE == 0 {
-            // What a query has behind its question are options.
-            return (answers == 0).then_some(Message::Query(question));
+            let is_whole = answers == 0 && be16(8)? == 0 && is_options(message.get(at + 4..)?, be16(10)?);
+            return (is_whole && !META_TYPES.contains(&kind)).then_some(Message::Query(question));
         }
         let addresses = addresses(message, at + 4, answers.into(), &question.name)?;
-        Some(Message::Response(question, addresses))
+        // Of one that fails or is cut short nothing is known.
+        let is_good = flags & (TRUNCATED | CODE) == 0;
+        Some(Message::Response(question, if is_good { addresses } else { Vec::new() }))
+    }
+}
+
+/// Returns true if what is behind the question of a query is nothing, or the one record that has the options of EDNS (RFC 6891, 6.1).
+fn is_options(rest: &[u8], records: u16) -> bool {
+    match (records, rest) {
+        (0, []) => true,
+        (1, [0, 0, 41, _, _, _, _, _, _, high, low, options @ ..]) => {
+            options.len() == usize::from(u16::from_be_bytes([*high, *low])) && options.len() <= MAX_OPTIONS
+        }
+        _ => false,
     }
 }
 

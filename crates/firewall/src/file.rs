@@ -84,8 +84,7 @@ pub fn read(
         mistakes: Vec::new(),
         given: HashMap::new(),
     };
-    for (line, text) in (1..).zip(text.lines()) {
-        let text = text.split_once('#').map_or(text, |(text, _)| text).trim();
+    for (line, text) in (1..).zip(lines(text)) {
         if let Err(message) = reader.line(line, text) {
             reader.mistake(line, message);
         }
@@ -97,10 +96,14 @@ pub fn read(
                 .to_owned(),
         );
     }
-    match reader.mistakes.is_empty() {
-        true => Ok(Policy::new(reader.draft, Source { text: text.to_owned(), files: reader.files })),
-        false => Err(Mistakes(reader.mistakes)),
+    if !reader.mistakes.is_empty() {
+        return Err(Mistakes(reader.mistakes));
     }
+    let source = Source { text: text.to_owned(), files: reader.files };
+    Policy::new(reader.draft, source).ok_or_else(|| {
+        let message = "its sets overlap in so many ways that it would take too much memory: use fewer sets, or fewer rules about them".to_owned();
+        Mistakes(vec![Mistake { file: file.to_owned(), line: 0, message }])
+    })
 }
 
 struct Reader<'r> {
@@ -251,9 +254,18 @@ impl Reader<'_> {
 
     fn set_file(&mut self, line: usize, number: u16, file: &str) -> Result<(), String> {
         let text = (self.open)(file).map_err(|error| format!("{file}: cannot be read: {error}"))?;
-        for (at, text) in (1..).zip(text.lines()) {
-            let text = text.split_once('#').map_or(text, |(text, _)| text).trim();
+        let before = self.prefixes;
+        let mut says_none = false;
+        for (at, text) in (1..).zip(lines(&text)) {
             if text.is_empty() {
+                continue;
+            }
+            // Further lines would say the same.
+            if self.prefixes > MAX_PREFIXES {
+                break;
+            }
+            if text == "none" {
+                says_none = true;
                 continue;
             }
             let added = member(text).and_then(|member| self.add(number, member));
@@ -271,6 +283,10 @@ impl Reader<'_> {
             }
         }
         self.files.insert(file.to_owned(), text);
+        // A list that could not be had is mostly empty, and a rule about it would be for nobody.
+        if self.prefixes == before && !says_none {
+            return Err(format!("{file}: has no addresses; if that is meant, write the line none into it"));
+        }
         Ok(())
     }
 
@@ -322,7 +338,7 @@ impl Reader<'_> {
                     ports = self::ports(given)?;
                     let with_ports = [PROTO_TCP, PROTO_UDP, PROTO_SCTP].map(Protocol::Number);
                     if !with_ports.contains(&protocol) {
-                        return Err("port only goes with tcp, udp or sctp, before it".to_owned());
+                        return Err("ports need tcp, udp or sctp in front of them: tcp port 443".to_owned());
                     }
                 }
                 "to" | "from" if ends.is_none() => {
@@ -392,8 +408,10 @@ impl Reader<'_> {
         }
         if let Some(name) = end.strip_prefix('@') {
             let known = self.names.get(name).copied().map(End::Set);
-            return known
-                .ok_or_else(|| format!("there is no set {name:?} before this line: write set {name} ..."));
+            return known.ok_or_else(|| match BUILT_IN.iter().any(|(word, _)| *word == name) {
+                true => format!("every policy has {name:?}: write it without @"),
+                false => format!("there is no set {name:?} before this line: write set {name} ..."),
+            });
         }
         let is_new = !self.names.contains_key(end);
         if let Some((_, prefixes)) = BUILT_IN.iter().find(|(word, _)| *word == end) {
@@ -422,7 +440,10 @@ impl Reader<'_> {
             return u16::try_from(number).map(End::Name).map_err(|_| "there are too many names".to_owned());
         }
         // A set of its own for each address; one that stands in several rules is one.
-        let member = member?;
+        let member = member.map_err(|error| match end.contains(['.', ':', '/']) {
+            true => error,
+            false => format!("{end:?} is none of the other ends: write addresses, @SET, names with a dot, private, metadata, multicast or any"),
+        })?;
         if member.excepted {
             return Err(format!("{end} excepts addresses from a set: it has no meaning in a rule"));
         }
@@ -439,6 +460,12 @@ enum End {
     Any,
     Set(u16),
     Name(u16),
+}
+
+/// Returns the lines of a file without comments, and without the mark that some editors put at its beginning.
+fn lines(text: &str) -> impl Iterator<Item = &str> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    text.lines().map(|line| line.split_once('#').map_or(line, |(line, _)| line).trim())
 }
 
 fn check_name(name: &str) -> Result<(), String> {
@@ -499,7 +526,7 @@ fn ports(text: &str) -> Result<Vec<RangeInclusive<u16>>, String> {
         let number = text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse::<u16>().ok());
         number
             .flatten()
-            .ok_or_else(|| format!("{text:?} is no port, 0 to 65535, nor a range such as 8000-8010"))
+            .ok_or_else(|| format!("{text:?} is no port, 0 to 65535, nor a range such as 8000-8010 (a list has no blanks: 80,443)"))
     };
     let range = |text: &str| match text.split_once('-') {
         Some((first, last)) => Ok(port(first)?..=port(last)?),

@@ -19,12 +19,13 @@ use std::sync::Arc;
 
 use ringferry_packet::parse::PROTO_UDP;
 
+use crate::address::METADATA;
 use crate::counters::{ALWAYS, Counters, Counts, ODD};
 use crate::denials::{Cursor, Denial, Denials};
 use crate::dns::{self, Message};
-use crate::flows::{Flags, Flow, FlowTable, Found, Key, Record, State};
-use crate::headers::{Doubt, Ends, Odd, Part, RST, Subject, View};
-use crate::policy::{Action, BY_DEFAULT, Decision, Direction, Policy};
+use crate::flows::{Flags, Flow, FlowTable, Found, Key, NO_POLICY, Record, State};
+use crate::headers::{ACK, Doubt, Ends, Odd, Part, RST, SYN, Subject, View};
+use crate::policy::{Action, BY_DEFAULT, Decision, Direction, OTHER_NAME, Policy};
 
 /// The verdict on a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +57,11 @@ const ASKED: u32 = 15;
 /// Seconds for which an address is reached by its name: as long as the answer says, but not so short that whoever has asked cannot connect, nor for ever.
 const TIMES: std::ops::RangeInclusive<u32> = 30..=86_400;
 
+/// Returns true for an address of the set `metadata`.
+fn is_metadata(address: IpAddr) -> bool {
+    METADATA.iter().any(|known| known.parse() == Ok(address))
+}
+
 /// What is known until a time.
 fn until(state: State, now: u32, lasts: u32) -> State {
     // What was answered is given up last where a table is full.
@@ -72,7 +78,7 @@ pub struct Firewall {
     generation: u8,
     flows: Arc<FlowTable>,
     counters: Counters,
-    denials: Arc<Denials>,
+    denials: Denials,
 }
 
 /// What becomes of a packet, before anything is done about it.
@@ -99,7 +105,7 @@ enum Act<'t> {
     /// A question for a name: its flow, and what is known of the question.
     Ask([(Key, State); 2]),
     /// The answer to one: its flow, and what is known of the addresses.
-    Learn(Found<'t>, State, Vec<(Key, State)>),
+    Learn([Found<'t>; 2], State, Vec<(Key, State)>),
 }
 
 /// A packet of a conversation, as it is judged.
@@ -130,10 +136,10 @@ impl Firewall {
         Firewall {
             policy,
             has_resolvers,
-            generation: 0,
+            generation: NO_POLICY + 1,
             flows,
             counters,
-            denials: Arc::new(Denials::new(workers)),
+            denials: Denials::new(workers, seed[0]),
         }
     }
 
@@ -141,14 +147,23 @@ impl Firewall {
     #[must_use]
     pub fn following(&self, policy: Arc<Policy>, workers: usize, now: u32, seed: [u64; 4]) -> Firewall {
         let counters = Counters::new(workers, policy.draft().rules.len());
-        let generation = self.generation.wrapping_add(1);
+        let generation = match self.generation {
+            u8::MAX => NO_POLICY + 1,
+            before => before + 1,
+        };
+        // Numbers come again. A worker that was late may have allowed something under the last one meanwhile, which is seen to with the next change.
+        match generation - NO_POLICY {
+            1 => self.flows.forget_policies(NO_POLICY),
+            2 => self.flows.forget_policies(generation),
+            _ => {}
+        }
         let mut flows = Arc::clone(&self.flows);
         if self.policy.draft().flows != policy.draft().flows {
             flows = Arc::new(FlowTable::new(policy.draft().flows, seed));
             self.flows.records(now).for_each(|record| flows.restore(record, now));
         }
         let has_resolvers = !policy.draft().resolvers.is_empty();
-        let denials = Arc::clone(&self.denials);
+        let denials = Denials::new(workers, seed[0]);
         Firewall { policy, has_resolvers, generation, flows, counters, denials }
     }
 
@@ -210,8 +225,10 @@ impl Firewall {
             Act::Ask(known) => {
                 known.iter().for_each(|(key, state)| self.flows.insert(key, *state, now, bytes));
             }
-            Act::Learn(found, state, addresses) => {
+            Act::Learn([found, asked], state, addresses) => {
                 found.update(state, bytes);
+                // One question has one answer.
+                asked.end();
                 addresses.iter().for_each(|(key, state)| self.flows.insert(key, *state, now, 0));
             }
             Act::End(found, denial, state) => {
@@ -233,7 +250,13 @@ impl Firewall {
         if tries { Verdict::Pass } else { verdict }
     }
 
-    /// Returns true if it denies questions for names, to which [`View::refusal`] is the answer.
+    /// Returns the frame by which a resolver of the policy would refuse the question in this one; `None` if there is none.
+    #[must_use]
+    pub fn refusal(&self, view: View<'_>) -> Option<Vec<u8>> {
+        view.refusal(&self.policy.draft().resolvers)
+    }
+
+    /// Returns true if it denies questions for names, to which there is [an answer](Self::refusal).
     #[must_use]
     pub fn refuses_names(&self) -> bool {
         self.has_resolvers
@@ -295,23 +318,37 @@ impl Firewall {
             }
             Subject::Packet { ends, part: Part::Later(identification), .. } => {
                 let key = Key::fragments(&packet(ends, None).ends, vlan, identification);
-                match self.flows.find(&key, now) {
+                // What was allowed under another policy cannot be judged anew, as it has no ports.
+                match self.flows.find(&key, now).filter(|first| first.state.generation == self.generation) {
                     Some(first) => Judged::of(Verdict::Pass, first.state.rule, Act::Nothing),
                     None => Judged::denied(Denied::Fragment),
                 }
             }
-            Subject::Error { ends, about } => {
-                // Whoever reports the error has got the packet that it is about, so that one went the other way.
-                let about = if direction == Direction::Out { about.reversed() } else { about };
-                match self.flows.find(&Key::flow(&about, vlan), now) {
-                    Some(known) => Judged::of(Verdict::Pass, known.state.rule, Act::Nothing),
-                    None => self.asks(packet(ends, None), None),
-                }
-            }
+            Subject::Error { ends, about } => self.error(packet(ends, None), about),
+            Subject::Message(ends) => self.asks(packet(ends, None), None),
             Subject::Neighbours => Judged::passes(),
             Subject::Router(_) if direction == Direction::In => Judged::passes(),
             Subject::Router(ends) => self.asks(packet(ends, None), None),
         }
+    }
+
+    /// Judges an error about a packet with the ends `about`, which its receiver has sent.
+    fn error(&self, packet: Packet, about: Ends) -> Judged<'_> {
+        // As the guest sees it: what it reports was sent to it, and what is reported to it was sent by it.
+        let about = if packet.is_out() { about.reversed() } else { about };
+        // Anybody on the way may report to the guest; the guest is the end of its own.
+        let is_own = !packet.is_out() || packet.ends.source == about.source;
+        let known = self.flows.find(&Key::flow(&about, packet.vlan), packet.now).filter(|_| is_own);
+        let Some(known) = known else { return self.asks(packet, None) };
+        let opener = if known.state.flags.has(Flags::OUT) { Direction::Out } else { Direction::In };
+        let rule = match known.state.generation == self.generation {
+            true => known.state.rule,
+            false => match self.decide(opener, &as_opened(opener, about), packet.now) {
+                Decision { action: Action::Allow, rule } => rule,
+                Decision { action: Action::Deny, .. } => return self.asks(packet, None),
+            },
+        };
+        Judged::of(Verdict::Pass, rule, Act::Nothing)
     }
 
     /// Judges a packet that has the ends of its flow.
@@ -352,9 +389,8 @@ impl Firewall {
         match (direction, message) {
             (Direction::Out, Some(Message::Query(question))) => {
                 let Some((_, rule)) = self.policy.names_for(&question.name).next() else {
-                    let by = BY_DEFAULT[0];
-                    let act = Act::Refuse(self.denial(packet, by), None);
-                    return Judged::of(Verdict::Deny(Denied::Name), by, act);
+                    let act = Act::Refuse(self.denial(packet, OTHER_NAME), None);
+                    return Judged::of(Verdict::Deny(Denied::Name), OTHER_NAME, act);
                 };
                 let asked = Key::query(&ends, vlan, question.id, question.number());
                 let state = self.opened(direction, rule, now);
@@ -363,13 +399,15 @@ impl Firewall {
             }
             (Direction::In, Some(Message::Response(question, addresses))) => {
                 let asked = Key::query(&ends, vlan, question.id, question.number());
-                let (Some(found), Some(_)) = (self.flows.find(&key, now), self.flows.find(&asked, now))
+                let (Some(found), Some(asked)) = (self.flows.find(&key, now), self.flows.find(&asked, now))
                 else {
                     return self.asks(packet, None);
                 };
                 let state = found.state.after(false, None, now);
                 let names: Vec<_> = self.policy.names_for(&question.name).collect();
-                let learned = addresses.iter().flat_map(|(address, ttl)| {
+                // No name has an address under which a cloud tells a machine its credentials.
+                let addresses = addresses.iter().filter(|(address, _)| !is_metadata(*address));
+                let learned = addresses.flat_map(|(address, ttl)| {
                     let lasts = (*ttl).clamp(*TIMES.start(), *TIMES.end());
                     names.iter().map(move |(name, rule)| {
                         let state = State { rule: *rule, ..state };
@@ -377,7 +415,7 @@ impl Firewall {
                     })
                 });
                 let learned = learned.collect();
-                Judged::of(Verdict::Pass, state.rule, Act::Learn(found, state, learned))
+                Judged::of(Verdict::Pass, state.rule, Act::Learn([found, asked], state, learned))
             }
             _ => Judged::denied(Denied::Odd(Odd::Malformed)),
         }
@@ -413,8 +451,9 @@ impl Firewall {
         let Packet { direction, ends, tcp, now, .. } = packet;
         let decision = self.decide(direction, &as_opened(direction, ends), now);
         let by = decision.rule;
-        // A reset is the end of something that is not known.
-        let key = key.filter(|_| tcp.is_none_or(|flags| flags & RST == 0));
+        // A reset is the end of something that is not known, and the answer to a SYN its middle: neither is the beginning.
+        let begins = |flags: u8| flags & RST == 0 && flags & (SYN | ACK) != SYN | ACK;
+        let key = key.filter(|_| tcp.is_none_or(begins));
         let flow = key.map(|key| (key, self.opened(direction, by, now)));
         match (decision.action, flow) {
             (Action::Deny, flow) => {
@@ -453,9 +492,15 @@ impl Firewall {
         [ALWAYS, ODD].map(|rule| self.counters.of(rule))
     }
 
+    /// Returns what was counted of questions for names of no rule.
+    #[must_use]
+    pub fn name_counts(&self) -> Counts {
+        self.counters.of(OTHER_NAME)
+    }
+
     /// Returns the flows that are known.
     pub fn flows(&self, now: u32) -> impl Iterator<Item = Flow> {
-        self.flows.flows(now)
+        self.flows.flows(now, self.generation)
     }
 
     /// Returns the flows that there is room for.
@@ -473,7 +518,7 @@ impl Firewall {
     pub fn restore(&self, records: impl Iterator<Item = Record>, now: u32) {
         for record in records {
             let [a, b, c, d, e, state, bytes] = record;
-            let state = State { generation: self.generation.wrapping_sub(1), ..State::from_word(state) };
+            let state = State { generation: NO_POLICY, ..State::from_word(state) };
             self.flows.restore([a, b, c, d, e, state.word(), bytes], now);
         }
     }

@@ -12,8 +12,9 @@
 //! insert the same flow at once, which then has two lines until both expire: either is right.
 //!
 //! - **Bounded.** The table never grows. In a full bucket the flow goes that is worth least: one that has expired, else one that was never answered, else
-//!   the one that was silent for longest. So a flood of openings, from within or from outside, takes each other's places before
-//!   those of conversations that are answered. A table is of one port: no other port's flows are ever in danger.
+//!   one that is half-open or closing, else the one that was silent for longest. So a flood of openings, answered or not, takes each other's places before
+//!   those of conversations that go on; and what is opened from outside never takes the place of one that the guest has opened and that goes on: it is not
+//!   remembered then, and its answers are judged by the rules. A table is of one port: no other port's flows are ever in danger.
 //! - **Unpredictable.** The bucket is chosen by a hash with a random key; flows are told apart by their whole key, not by a hash.
 //!
 //! Time is the switch's coarse clock in seconds.
@@ -26,7 +27,7 @@ use zerocopy::FromZeros;
 
 use crate::address::number;
 use crate::dns;
-use crate::headers::{Ends, FIN, PROTO_ICMP, PROTO_ICMPV6, RST};
+use crate::headers::{ACK, Ends, FIN, PROTO_ICMP, PROTO_ICMPV6, RST, SYN};
 
 /// Flows that a table has room for, at least and at most.
 pub const FLOWS: std::ops::RangeInclusive<u32> = 256..=4 << 20;
@@ -79,7 +80,9 @@ impl Key {
 
     /// The key of a datagram in fragments.
     pub(crate) fn fragments(ends: &Ends, vlan: u16, identification: u32) -> Key {
-        Key::of(Kind::Fragments, ends, vlan, identification)
+        // In IPv6 the next header of later fragments need not be that of the first (RFC 8200, 4.5).
+        let protocol = if ends.source.is_ipv4() { ends.protocol } else { 0 };
+        Key::of(Kind::Fragments, &Ends { protocol, ..*ends }, vlan, identification)
     }
 
     /// The key of a host that asks for an address.
@@ -170,6 +173,9 @@ pub(crate) fn tail(kind: Kind, is_v4: bool, protocol: u8, vlan: u16, ports: u32)
         | u64::from(ports) << 32
 }
 
+/// The number of no policy: a flow with it is judged anew.
+pub(crate) const NO_POLICY: u8 = 0;
+
 /// What is known of a flow, in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct State {
@@ -231,6 +237,14 @@ impl State {
     #[must_use]
     pub(crate) fn after(self, out: bool, tcp: Option<u8>, now: u32) -> State {
         let mut flags = self.flags;
+        if let Some(tcp) = tcp {
+            // Whoever has opened it opens it anew, and data after a reset shows that that was none.
+            if tcp & (SYN | ACK) == SYN && out == flags.has(Flags::OUT) {
+                flags = Flags(flags.0 & Flags::OUT.0);
+            } else if tcp & RST == 0 {
+                flags = Flags(flags.0 & !Flags::RESET.0);
+            }
+        }
         if out != flags.has(Flags::OUT) {
             flags = flags.with(Flags::ANSWERED);
         } else if flags.has(Flags::ANSWERED) {
@@ -267,6 +281,14 @@ impl State {
             PROTO_UDP => ANSWERED,
             _ => OTHER,
         }
+    }
+
+    /// Returns true for a conversation that both ends have gone on with, and not ended.
+    fn is_established(&self, key: &Key) -> bool {
+        let flags = self.flags;
+        let is_open = !(flags.has(Flags::RESET) || flags.has(Flags::FIN_OUT) || flags.has(Flags::FIN_IN));
+        let is_echo = matches!(key.protocol(), PROTO_ICMP | PROTO_ICMPV6);
+        key.kind_is(Kind::Flow) && flags.has(Flags::ESTABLISHED) && is_open && !is_echo
     }
 
     #[inline]
@@ -344,8 +366,8 @@ pub struct Flow {
     pub silent: u32,
     /// Seconds after which it is forgotten if there are no further packets.
     pub left: u32,
-    /// Number of the rule that allowed it.
-    pub rule: u16,
+    /// Number of the rule that allowed it; `None`: one of another policy, as no packet of it has come since.
+    pub rule: Option<u16>,
     /// Bytes of its frames, about.
     pub bytes: u64,
 }
@@ -448,7 +470,7 @@ impl FlowTable {
         for _ in 0..WAYS {
             let Some((line, head)) = bucket
                 .iter()
-                .filter_map(|line| line.worth(now))
+                .filter_map(|line| line.worth(now, state.flags.has(Flags::OUT)))
                 .min_by_key(|worth| worth.0)
                 .map(|(_, line, head)| (line, head))
             else {
@@ -461,8 +483,8 @@ impl FlowTable {
         }
     }
 
-    /// Returns all flows that are not over.
-    pub(crate) fn flows(&self, now: u32) -> impl Iterator<Item = Flow> {
+    /// Returns all flows that are not over. Rules are of the policy with the number `generation`.
+    pub(crate) fn flows(&self, now: u32, generation: u8) -> impl Iterator<Item = Flow> {
         self.entries(now).filter_map(move |(key, state, bytes)| {
             let (ends, vlan) = key.ends()?;
             let silent = now.saturating_sub(state.seen);
@@ -473,7 +495,7 @@ impl FlowTable {
                 is_answered: state.flags.has(Flags::ANSWERED),
                 silent,
                 left: state.lasts(&key).saturating_sub(silent),
-                rule: state.rule,
+                rule: (state.generation == generation).then_some(state.rule),
                 bytes,
             })
         })
@@ -491,6 +513,19 @@ impl FlowTable {
             let is_one = line.head.load(Ordering::Relaxed) == head && !state.is_over(&key, now);
             is_one.then_some((key, state, bytes))
         })
+    }
+
+    /// Marks the flows that were allowed under a policy with a number above this one as judged by none of those to come, whose numbers begin anew.
+    pub(crate) fn forget_policies(&self, above: u8) {
+        for line in &self.lines {
+            let word = line.state.load(Ordering::Relaxed);
+            let state = State::from_word(word);
+            if state.generation > above {
+                let forgotten = State { generation: NO_POLICY, ..state }.word();
+                // Whoever has changed it meanwhile has judged it.
+                let _ = line.state.compare_exchange(word, forgotten, Ordering::Relaxed, Ordering::Relaxed);
+            }
+        }
     }
 
     /// Returns all flows for another process.
@@ -517,8 +552,9 @@ impl Line {
         (Key(key), State::from_word(self.state.load(Ordering::Relaxed)))
     }
 
-    /// Returns what the flow in the line is worth, the least first, with the line and its head; `None` while it is being written.
-    fn worth(&self, now: u32) -> Option<((u8, u32), &Line, u64)> {
+    /// Returns what the flow in the line is worth, the least first, with the line and its head; `None` while it is being written, and of what a flow that is
+    /// opened from outside must not replace.
+    fn worth(&self, now: u32, for_out: bool) -> Option<((u8, u32), &Line, u64)> {
         let head = self.head.load(Ordering::Acquire);
         if head & TAKEN != 0 {
             return None;
@@ -527,8 +563,10 @@ impl Line {
         let class = match head & !VERSION {
             0 => 0,
             _ if state.is_over(&key, now) => 1,
-            _ if !state.flags.has(Flags::ANSWERED) => 2,
-            _ => 3,
+            _ if !state.flags.has(Flags::ANSWERED) || key.kind_is(Kind::Query) => 2,
+            _ if !state.is_established(&key) => 3,
+            _ if state.flags.has(Flags::OUT) && !for_out => return None,
+            _ => 4,
         };
         Some(((class, state.seen), self, head))
     }

@@ -38,11 +38,21 @@ const HOME_ADDRESS: u8 = 0xc9;
 
 /// Flags of a TCP header.
 pub(crate) const FIN: u8 = 1;
+pub(crate) const SYN: u8 = 2;
 pub(crate) const RST: u8 = 4;
+pub(crate) const ACK: u8 = 16;
 /// Offset of the flags in a TCP header.
 pub(crate) const TCP_FLAGS: usize = 13;
 /// Offset of the checksum in a message of ICMP.
 const ICMP_CHECKSUM: usize = 2;
+
+/// Bytes of a frame with an error, at most: of the link, with two tags, and of the packet.
+const MAX_ERROR_V4: usize = 22 + 576;
+const MAX_ERROR_V6: usize = 22 + 1280;
+/// Bytes of a frame with ARP, at most: the shortest of Ethernet, and two tags.
+const MAX_ARP: usize = 68 + 4;
+/// Bytes of a frame of neighbour discovery, at most: a solicitation has 72 bytes and an option or two.
+const MAX_NEIGHBOURS: usize = 256;
 
 /// Bytes of a frame that are looked at, at most: an answer of the domain name system, of which some 1400 bytes are usual. All headers take less than 300.
 pub const HEAD: usize = 2048;
@@ -90,6 +100,16 @@ pub enum Doubt {
 
 const MALFORMED: Doubt = Doubt::Odd(Odd::Malformed);
 
+/// Returns the ports of an echo, by its type and identifier; `None` of another message.
+fn echo(kind: u8, identifier: [u8; 2]) -> Option<[u16; 2]> {
+    let identifier = u16::from_be_bytes(identifier);
+    match kind {
+        8 | 128 => Some([identifier, 0]),
+        0 | 129 => Some([0, identifier]),
+        _ => None,
+    }
+}
+
 /// Two ends, as the sender of a packet sees them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ends {
@@ -99,7 +119,7 @@ pub struct Ends {
     pub destination: IpAddr,
     /// IP protocol number.
     pub protocol: u8,
-    /// Source and destination port. Echoes of ICMP have their identifier as both; what has no ports has zeros.
+    /// Source and destination port. A request for an echo has its identifier as source port, the reply as destination port; what has no ports has zeros.
     pub ports: [u16; 2],
 }
 
@@ -146,6 +166,8 @@ pub enum Subject {
     },
     /// Address resolution and neighbour discovery, without which nobody is reached.
     Neighbours,
+    /// A message of ICMP that is of no conversation.
+    Message(Ends),
     /// A router's advertisement.
     Router(Ends),
 }
@@ -162,8 +184,15 @@ impl View<'_> {
         let subject = match ether_type {
             TYPE_IPV4 => self.ipv4(l3)?,
             TYPE_IPV6 => self.ipv6(l3)?,
-            // What a checksum would change in it does not matter, as nothing of it is looked at.
-            TYPE_ARP | TYPE_RARP => Subject::Neighbours,
+            TYPE_ARP | TYPE_RARP => {
+                // Of Ethernet and IPv4, and nothing behind it but padding (RFC 826).
+                let head: [u8; 6] = self.array(l3)?;
+                if head != [0, 1, 8, 0, 6, 4] || self.len > MAX_ARP {
+                    return Err(MALFORMED);
+                }
+                self.is_untouched(self.len)?;
+                Subject::Neighbours
+            }
             other => return Err(Doubt::Odd(Odd::NotIp(other))),
         };
         Ok((subject, vlan))
@@ -178,7 +207,8 @@ impl View<'_> {
         const UDP_CHECKSUM: usize = 6;
         let [high, low] = self.array(l4 + 4)?;
         let end = l4 + usize::from(u16::from_be_bytes([high, low]));
-        if end < l4 + UDP_LEN || end > self.len {
+        // What is behind it in the packet is nobody's.
+        if end < l4 + UDP_LEN || end != self.len {
             return Err(MALFORMED);
         }
         self.is_untouched_but(end, l4 + UDP_CHECKSUM)?;
@@ -229,7 +259,7 @@ impl View<'_> {
             IpAddr::V6(Ipv6Addr::from(bytes))
         };
         let (mut protocol, mut at, mut part) = (head[6], l3 + IPV6_LEN, Part::Whole);
-        let mut headers = 0;
+        let (mut headers, mut is_fragment) = (0, false);
         while let Some(found) = Extension::read(protocol, view.bytes, at) {
             headers += 1;
             if headers > MAX_EXTENSIONS {
@@ -253,8 +283,8 @@ impl View<'_> {
                     let [high, low, a, b, c, d] = view.array(at + 2)?;
                     let (bits, identification) =
                         (u16::from_be_bytes([high, low]), u32::from_be_bytes([a, b, c, d]));
-                    // A fragment in a fragment is read by nobody alike.
-                    if part != Part::Whole {
+                    // A fragment in a fragment is read by nobody alike, be the outer one atomic.
+                    if std::mem::replace(&mut is_fragment, true) {
                         return Err(MALFORMED);
                     }
                     part = match (bits & 0xfff8, bits & 1) {
@@ -306,7 +336,6 @@ impl View<'_> {
     }
 
     fn icmp(self, ends: Ends, part: Part, at: usize) -> Result<Subject, Doubt> {
-        const ECHO: [u8; 2] = [8, 0];
         const ERRORS: [u8; 3] = [3, 11, 12];
         let [kind, _, _, _, high, low, _, _]: [u8; 8] = self.array(at)?;
         if ERRORS.contains(&kind) {
@@ -316,11 +345,10 @@ impl View<'_> {
             return self.error(ends, at + 8);
         }
         self.is_untouched_but(at + 8, at + ICMP_CHECKSUM)?;
-        self.query(ends, (part, at), ECHO.contains(&kind).then_some([high, low]))
+        self.query(ends, (part, at), echo(kind, [high, low]))
     }
 
     fn icmpv6(self, ends: Ends, l3: usize, at: usize) -> Result<Subject, Doubt> {
-        const ECHO: [u8; 2] = [128, 129];
         const LISTENERS: [u8; 4] = [130, 131, 132, 143];
         const ROUTER_ADVERTISEMENT: u8 = 134;
         const NEIGHBOURS: [u8; 3] = [133, 135, 136];
@@ -331,23 +359,24 @@ impl View<'_> {
         self.is_untouched_but(at + 8, at + ICMP_CHECKSUM)?;
         // What is of this link has not been forwarded (RFC 4861, 7.1; RFC 3810, 5).
         let [hops] = self.array(l3 + 7)?;
+        let is_group = ends.destination.is_multicast();
         match kind {
             ROUTER_ADVERTISEMENT if hops == 255 => Ok(Subject::Router(ends)),
-            _ if NEIGHBOURS.contains(&kind) && hops == 255 => Ok(Subject::Neighbours),
-            _ if LISTENERS.contains(&kind) && hops == 1 => Ok(Subject::Neighbours),
-            _ => self.query(ends, (Part::Whole, at), ECHO.contains(&kind).then_some([high, low])),
+            _ if NEIGHBOURS.contains(&kind) && hops == 255 && self.len <= MAX_NEIGHBOURS => {
+                Ok(Subject::Neighbours)
+            }
+            _ if LISTENERS.contains(&kind) && hops == 1 && is_group => Ok(Subject::Neighbours),
+            _ => self.query(ends, (Part::Whole, at), echo(kind, [high, low])),
         }
     }
 
-    /// A message of ICMP that is no error. Those with an identifier are of a conversation.
-    fn query(
-        self,
-        ends: Ends,
-        (part, l4): (Part, usize),
-        identifier: Option<[u8; 2]>,
-    ) -> Result<Subject, Doubt> {
-        let port = identifier.map_or(0, u16::from_be_bytes);
-        Ok(Subject::Packet { ends: Ends { ports: [port; 2], ..ends }, part, l4, flags_at: None })
+    /// A message of ICMP that is no error. Echoes are of a conversation, other messages of none.
+    fn query(self, ends: Ends, (part, l4): (Part, usize), ports: Option<[u16; 2]>) -> Result<Subject, Doubt> {
+        match ports {
+            Some(ports) => Ok(Subject::Packet { ends: Ends { ports, ..ends }, part, l4, flags_at: None }),
+            None if part == Part::Whole => Ok(Subject::Message(ends)),
+            None => Err(Doubt::Odd(Odd::Fragmented)),
+        }
     }
 
     /// Reads the packet at `at` that an error is about. Its lengths are those that it had, and it is cut short.
@@ -381,13 +410,18 @@ impl View<'_> {
                 [u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])]
             }
             PROTO_ICMP | PROTO_ICMPV6 => {
-                let [_, _, _, _, high, low] = self.array(l4)?;
-                [u16::from_be_bytes([high, low]); 2]
+                let [kind, _, _, _, high, low] = self.array(l4)?;
+                echo(kind, [high, low]).ok_or(MALFORMED)?
             }
             _ => [0; 2],
         };
         self.is_untouched(l4 + 8)?;
         let [source, destination] = inner;
+        // It goes to whoever has sent the packet, with no more of that than is told (RFC 1812, 4.3.2.3; RFC 4443, 2.4).
+        let most = if source.is_ipv4() { MAX_ERROR_V4 } else { MAX_ERROR_V6 };
+        if ends.destination != source || self.len > most {
+            return Err(MALFORMED);
+        }
         Ok(Subject::Error { ends, about: Ends { source, destination, protocol, ports } })
     }
 

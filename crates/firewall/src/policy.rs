@@ -17,6 +17,9 @@ pub const MAX_RULES: usize = 1000;
 /// Most prefixes of all sets of a policy together.
 pub const MAX_PREFIXES: usize = 1 << 20;
 
+/// Most entries of all lists of rules and of sets by class together: some 40 MB. Sets that overlap in every way could else have a class for each of a million prefixes, with a thousand rules.
+const MAX_LISTED: usize = 16 << 20;
+
 /// Protocols that carry other packets within IP (IP in IP, IPv6, GRE, EtherIP, encapsulation, L2TP, MPLS, minimal encapsulation): rules and defaults
 /// that name no protocol are not for them, as what is within goes wherever the other end takes it.
 const TUNNELS: [u8; 9] = [4, 41, 47, 55, 94, 97, 98, 115, 137];
@@ -164,6 +167,9 @@ pub struct Source {
     pub files: BTreeMap<String, String>,
 }
 
+/// What denies questions for names of no rule, beside rules.
+pub(crate) const OTHER_NAME: u16 = u16::MAX - 4;
+
 /// A compiled policy. It does not change, and may be of many ports.
 #[derive(Debug)]
 pub struct Policy {
@@ -193,9 +199,9 @@ pub struct Decision {
 }
 
 impl Policy {
-    /// Compiles what a file says, whose text is `source`.
+    /// Compiles what a file says, whose text is `source`; `None` if that takes more memory than any policy that makes sense.
     #[must_use]
-    pub fn new(draft: Draft, source: Source) -> Policy {
+    pub fn new(draft: Draft, source: Source) -> Option<Policy> {
         let family = |v4: bool| {
             let members = draft
                 .sets
@@ -203,12 +209,12 @@ impl Policy {
                 .map(|set| set.iter().filter(move |member| member.prefix.is_v4() == v4).copied());
             Classes::<u128>::compile(members, &draft.rules)
         };
-        let (v4, v6) = (family(true), family(false));
+        let (v4, v6) = (family(true)?, family(false)?);
         // A range above the last address of IPv4 is looked up by nobody.
         let starts = v4.starts.iter().map_while(|start| u32::try_from(*start).ok()).collect();
         let v4 = Classes { starts, class_of: v4.class_of, lists: v4.lists };
         let numbers = draft.names.iter().map(|name| dns::number(name.to_string().as_bytes())).collect();
-        Policy { source, draft, numbers, v4, v6 }
+        Some(Policy { source, draft, numbers, v4, v6 })
     }
 
     /// Returns the names that are for this one, with the rule of each.
@@ -270,6 +276,7 @@ impl Policy {
     pub fn describe(&self, rule: u16) -> String {
         match self.draft.rules.get(usize::from(rule)) {
             Some(rule) => format!("line {}: {}", rule.line, rule.text),
+            None if rule == OTHER_NAME => "a question for a name of no rule (resolver)".to_owned(),
             None => {
                 let which = usize::from(rule == BY_DEFAULT[1]);
                 let action = match self.draft.defaults[which] {
@@ -297,7 +304,11 @@ struct Classes<T> {
 }
 
 impl Classes<u128> {
-    fn compile<M: Iterator<Item = Member>>(sets: impl Iterator<Item = M>, rules: &[Rule]) -> Classes<u128> {
+    /// Compiles sets and rules; `None` if the lists would have more than [`MAX_LISTED`] entries.
+    fn compile<M: Iterator<Item = Member>>(
+        sets: impl Iterator<Item = M>,
+        rules: &[Rule],
+    ) -> Option<Classes<u128>> {
         // At which address a set begins or ends.
         let mut edges: Vec<(u128, u16)> = Vec::new();
         for (set, members) in (0..).zip(sets) {
@@ -309,6 +320,7 @@ impl Classes<u128> {
         edges.sort_unstable();
         let (mut within, mut known) = (Vec::<u16>::new(), HashMap::<Vec<u16>, u32>::new());
         let (mut starts, mut class_of, mut lists) = (Vec::new(), Vec::new(), Vec::new());
+        let mut listed = 0;
         let mut add = |start: u128, within: &Vec<u16>| {
             let class = *known.entry(within.clone()).or_insert_with(|| {
                 let list = |direction: usize| {
@@ -321,18 +333,21 @@ impl Classes<u128> {
                         let is_one = rule.directions[direction] && (here || by_name);
                         is_one.then_some(if by_name { number | BY_NAME } else { number })
                     };
-                    (0u16..).zip(rules).filter_map(candidate).collect()
+                    (0u16..).zip(rules).filter_map(candidate).collect::<Box<[u16]>>()
                 };
-                lists.push([list(0), list(1)]);
+                let both = [list(0), list(1)];
+                listed += within.len() + both[0].len() + both[1].len();
+                lists.push(both);
                 lists.len() as u32 - 1
             });
             if class_of.last() != Some(&class) {
                 starts.push(start);
                 class_of.push(class);
             }
+            (listed <= MAX_LISTED).then_some(())
         };
         if edges.first().is_none_or(|(first, _)| *first > 0) {
-            add(0, &within);
+            add(0, &within)?;
         }
         for edges in edges.chunk_by(|(one, _), (other, _)| one == other) {
             for (_, set) in edges {
@@ -341,9 +356,9 @@ impl Classes<u128> {
                     Err(at) => within.insert(at, *set),
                 }
             }
-            add(edges[0].0, &within);
+            add(edges[0].0, &within)?;
         }
-        Classes { starts: starts.into(), class_of: class_of.into(), lists: lists.into() }
+        Some(Classes { starts: starts.into(), class_of: class_of.into(), lists: lists.into() })
     }
 }
 

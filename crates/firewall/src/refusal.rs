@@ -18,12 +18,12 @@ const HOPS: u8 = 64;
 
 impl View<'_> {
     /// Returns the frame by which the server would refuse the question in this one; `None` if there is none in it, or it cannot be read.
-    #[must_use]
-    pub fn refusal(&self) -> Option<Vec<u8>> {
+    pub(crate) fn refusal(&self, resolvers: &[IpAddr]) -> Option<Vec<u8>> {
         let (Subject::Packet { ends, part: Part::Whole, l4, .. }, _) = self.subject().ok()? else {
             return None;
         };
-        if (ends.protocol, ends.ports[1]) != (PROTO_UDP, dns::PORT) {
+        if (ends.protocol, ends.ports[1]) != (PROTO_UDP, dns::PORT) || !resolvers.contains(&ends.destination)
+        {
             return None;
         }
         let message = self.datagram(l4).ok()?;
@@ -77,6 +77,10 @@ mod tests {
 
     use super::*;
 
+    fn refusal(header: &Header, frame: &[u8], resolvers: &[IpAddr]) -> Option<Vec<u8>> {
+        View { header, bytes: frame, len: frame.len(), peek: &|_| None }.refusal(resolvers)
+    }
+
     #[test]
     fn a_question_is_refused_in_the_servers_name() {
         let question = b"\x07\x09\x01\x20\0\x01\0\0\0\0\0\x01\x04Evil\x03org\0\0\x01\0\x01";
@@ -86,10 +90,10 @@ mod tests {
             let mut packet = Packet::plain(v6, false, message.clone());
             (packet.tags, packet.ports) = (tags, [0x13, 0x88, 0, 53]);
             let (header, frame) = packet.complete();
-            let view = |frame: &[u8]| {
-                View { header: &header, bytes: frame, len: frame.len(), peek: &|_| None }.refusal()
-            };
-            let answer = view(&frame).unwrap();
+            let view = View { header: &header, bytes: &frame, len: frame.len(), peek: &|_| None };
+            let Ok((Subject::Packet { ends, .. }, _)) = view.subject() else { panic!("a packet") };
+            let resolvers = [ends.destination];
+            let answer = refusal(&header, &frame, &resolvers).unwrap();
             verify(&answer).unwrap();
             assert_eq!((&answer[..6], &answer[6..12]), (&frame[6..12], &frame[..6]));
             assert_eq!(answer[12..packet.l3()], frame[12..packet.l3()], "the same tags");
@@ -98,10 +102,9 @@ mod tests {
             assert_eq!(told[8..12], [7, 9, 0x81, 0x85]);
             assert_eq!(told[8 + 4..8 + 12], [0, 1, 0, 0, 0, 0, 0, 0]);
             assert_eq!(told[8 + 12..], question[12..]);
-            // Nobody refuses a refusal.
-            assert_eq!(view(&answer), None);
+            assert_eq!(refusal(&header, &answer, &resolvers), None, "nobody refuses a refusal");
+            assert_eq!(refusal(&header, &frame, &[]), None, "a server that the policy does not know");
         }
-        let view = View { header: &Header::NONE, bytes: &[0; 60], len: 60, peek: &|_| None };
-        assert_eq!(view.refusal(), None);
+        assert_eq!(refusal(&Header::NONE, &[0; 60], &[]), None);
     }
 }

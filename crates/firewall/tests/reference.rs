@@ -214,6 +214,12 @@ fn reference(policy: &Policy, flows: &mut HashMap<Key, Known>, sent: &Sent, now:
     let key = (sent.v6, sent.tcp, sent.host, local, remote, sent.tags.min(1));
     let flags = if sent.tcp { sent.flags } else { 0 };
     if let Some(known) = flows.get_mut(&key).filter(|known| now - known.seen <= known.lasts(sent.tcp)) {
+        // The opener begins anew; data shows that a reset was none.
+        if sent.tcp && flags & 18 == 2 && sent.out == known.out {
+            (known.answered, known.established, known.fin, known.reset) = (false, false, false, false);
+        } else if sent.tcp && flags & 4 == 0 {
+            known.reset = false;
+        }
         if sent.out != known.out {
             known.answered = true;
         } else if known.answered {
@@ -225,7 +231,7 @@ fn reference(policy: &Policy, flows: &mut HashMap<Key, Known>, sent: &Sent, now:
         return true;
     }
     let allowed = policy.allows(sent.out, sent);
-    if allowed && flags & 4 == 0 {
+    if allowed && flags & 4 == 0 && flags & 18 != 18 {
         let known =
             Known { out: sent.out, answered: false, established: false, fin: false, reset: false, seen: now };
         flows.insert(key, known);

@@ -157,7 +157,7 @@ impl RunArgs {
     pub fn control_of_running(&self) -> Result<PathBuf, ConfigError> {
         let named = match (&self.control, &self.file) {
             (Some(path), _) => Some(path.clone()),
-            (None, Some(file)) => Config::from_file(file)?.control,
+            (None, Some(file)) => Config::builder().file(file).policies_unread().build()?.control,
             (None, None) => None,
         };
         Ok(named.unwrap_or_else(control::default_path))
@@ -220,6 +220,19 @@ mod tests {
         assert_eq!(config.control, Some("/d.sock".into()));
         let error = parse(&[file, "--port", "tap:rf0,name=x"]).config().unwrap_err().to_string();
         assert_eq!(error, format!("--port tap:rf0,name=x: port: the tap rf0 is already used by {file}:2"));
+    }
+
+    #[test]
+    fn a_mistake_in_a_policy_keeps_no_switch_from_being_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("rf.toml");
+        std::fs::write(&file, "control = '/c.sock'\n[[port]]\nkind = 'tap'\ntap = 'a'\nfirewall = 'web'\n")
+            .unwrap();
+        std::fs::create_dir(directory.path().join("policies")).unwrap();
+        std::fs::write(directory.path().join("policies/web.policy"), "alow in\n").unwrap();
+        let file = file.to_str().unwrap();
+        assert!(parse(&[file]).config().is_err());
+        assert_eq!(parse(&[file, "--replace"]).control_of_running().unwrap(), PathBuf::from("/c.sock"));
     }
 
     #[test]

@@ -826,6 +826,8 @@ pub struct ConfigBuilder {
     control: Option<(Place, PathBuf)>,
     socket_directories: Vec<PathBuf>,
     policies: Option<PathBuf>,
+    /// No policy is read.
+    leaves_policies: bool,
     switch: SwitchConfig,
     ports: Vec<(Place, PortConfig)>,
     wires: Vec<(Place, Wire)>,
@@ -978,6 +980,13 @@ impl ConfigBuilder {
         self
     }
 
+    /// Reads no policy, as who asks wants to know other settings.
+    #[must_use]
+    pub fn policies_unread(mut self) -> Self {
+        self.leaves_policies = true;
+        self
+    }
+
     /// Sets the control socket, over what a file says.
     #[must_use]
     pub fn control(mut self, path: &Path) -> Self {
@@ -1028,7 +1037,7 @@ impl ConfigBuilder {
             wires: self.wires.into_iter().map(|(_, wire)| wire).collect(),
             file: self.file,
         };
-        if let Some(directory) = config.policy_directory() {
+        if let Some(directory) = config.policy_directory().filter(|_| !self.leaves_policies) {
             let mut open = |file: &str| policies::read_policy_file(&directory, file);
             policies::load(&mut config.ports, &mut open).map_err(|error| error.in_directory(&directory))?;
         }

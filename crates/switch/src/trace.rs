@@ -342,11 +342,11 @@ impl Words<'_> {
             self.say(name, "source-guard", TraceVerdict::Passes, "Its source addresses are allowed.");
         }
         if dropped == Some(DropReason::Firewall) {
-            let text = format!("The firewall of {name} denies it: {}.", rule(entry.rule.as_deref()));
+            let text = format!("The firewall of {name} denies it: {}.", rule(entry.rule.as_deref(), false));
             return self.drop(name, "firewall", DropReason::Firewall, 1, text);
         }
         if rules.firewall.is_some() {
-            let text = format!("The firewall of {name} lets it out: {}.", rule(entry.rule.as_deref()));
+            let text = format!("The firewall of {name} lets it out: {}.", rule(entry.rule.as_deref(), true));
             self.say(name, "firewall", TraceVerdict::Passes, text);
         }
         match (entry.learned, dropped) {
@@ -450,7 +450,8 @@ impl Words<'_> {
                     None => apart.push((reason, vec![name])),
                 },
                 Err(DropReason::Firewall) => {
-                    let text = format!("The firewall of {name} denies it: {}.", rule(exit.rule.as_deref()));
+                    let text =
+                        format!("The firewall of {name} denies it: {}.", rule(exit.rule.as_deref(), false));
                     self.drop(&name, "firewall", DropReason::Firewall, 1, text);
                 }
                 Err(reason) => {
@@ -768,7 +769,13 @@ fn time(micros: u64) -> String {
     }
 }
 
-/// The rule of a firewall, in words.
-fn rule(rule: Option<&str>) -> &str {
-    rule.unwrap_or("no conversation can be told of it, or it passes whatever the rules are")
+/// The rule of a firewall by which a frame is dropped or passes, in words.
+fn rule(rule: Option<&str>, passes: bool) -> &str {
+    match (rule, passes) {
+        (Some(rule), _) => rule,
+        (None, true) => "it passes whatever the rules are",
+        (None, false) => {
+            "no conversation can be told of it (a question to a resolver is judged by its name, and this frame has none)"
+        }
+    }
 }

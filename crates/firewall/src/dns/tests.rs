@@ -54,6 +54,35 @@ fn queries_are_read_in_lower_case() {
 }
 
 #[test]
+fn a_query_has_nothing_behind_its_question_but_options() {
+    let query = |more: &[u8], records: u8| {
+        let mut query = message(0x0100, &wire("a.org"), TYPE_A, &[]);
+        query[11] = records;
+        query.extend(more);
+        Message::read(&query).is_some()
+    };
+    let options = |len: u8| [&[0, 0, 41, 4, 208, 0, 0, 0, 0, 0, len][..], &vec![7; len.into()]].concat();
+    assert!(query(&[], 0) && query(&options(0), 1) && query(&options(128), 1));
+    assert!(!query(&[7], 0) && !query(&options(129), 1) && !query(&options(9)[..15], 1));
+    assert!(
+        !query(&[&options(0)[..], &[1]].concat(), 1) && !query(&wire("b.org"), 1) && !query(&options(0), 2)
+    );
+    for kind in [249, 252, 255] {
+        assert_eq!(Message::read(&message(0x0100, &wire("a.org"), kind, &[])), None, "{kind}");
+    }
+}
+
+#[test]
+fn answers_that_fail_or_are_cut_short_have_no_addresses() {
+    for (flags, known) in [(RESPONSE, 1), (RESPONSE | 3, 0), (RESPONSE | TRUNCATED, 0)] {
+        let answer = record(&ASKED, TYPE_A, 60, &[1, 2, 3, 4]);
+        let read = Message::read(&message(flags, &wire("a.org"), TYPE_A, &[answer]));
+        let Some(Message::Response(_, found)) = read else { panic!("{flags:x}") };
+        assert_eq!(found.len(), known, "{flags:x}");
+    }
+}
+
+#[test]
 fn answers_have_the_addresses_to_which_the_chain_leads() {
     let v6 = "2001:db8::1".parse::<Ipv6Addr>().unwrap().octets();
     let direct = found(&[record(&ASKED, TYPE_A, 60, &[1, 2, 3, 4]), record(&ASKED, TYPE_AAAA, 30, &v6)]);

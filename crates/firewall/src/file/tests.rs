@@ -66,15 +66,15 @@ fn each_mistake_has_its_line_and_says_what_to_do() {
         ("allow out tcp port", "port takes ports"),
         ("allow out tcp port 99999", "\"99999\" is no port"),
         ("allow out tcp port 9-1", "the range 9-1 ends before it begins"),
-        ("allow out icmp port 8", "port only goes with tcp, udp or sctp"),
-        ("allow out port 8", "port only goes with tcp, udp or sctp"),
+        ("allow out icmp port 8", "ports need tcp, udp or sctp in front of them"),
+        ("allow out port 8", "ports need tcp, udp or sctp in front of them"),
         ("allow out to", "to takes addresses"),
         ("allow in to 10.0.0.1", "write from"),
         ("allow out from 10.0.0.1", "write to"),
         ("allow out to @none", "there is no set \"none\" before this line"),
         ("allow out to 10.0.0.1/8", "write 10.0.0.0/8"),
         ("allow out to !10.0.0.1", "it has no meaning in a rule"),
-        ("allow out to 10.0.0.1 please", "\"please\" is not an IP address"),
+        ("allow out to 10.0.0.1 please", "\"please\" is none of the other ends"),
         ("allow out to example.com", "names need a line `resolver ADDRESS`"),
         ("deny out to example.com", "names are for allow out alone"),
         ("allow in from example.com", "names are for allow out alone"),
@@ -87,6 +87,8 @@ fn each_mistake_has_its_line_and_says_what_to_do() {
         ("set", "set needs a name and addresses"),
         ("set a", "set a has no addresses"),
         ("set 1a 10.0.0.1", "is no name of a set"),
+        ("allow out to @private", "write it without @"),
+        ("allow out tcp port 80, 443", "a list has no blanks"),
         ("set private 10.0.0.1", "give this set another name"),
         ("set a file gone.txt", "gone.txt: cannot be read"),
         ("egress maybe", "egress is allow or deny"),
@@ -122,6 +124,11 @@ fn sets_are_read_from_files_with_their_own_lines() {
     };
     let good = read("p", "set net file good\nallow out to @net\n", &mut open).unwrap();
     assert_eq!(good.draft().sets[0].len(), 3);
+    let mut none =
+        |name: &str| Ok(if name == "none" { "# nobody now\nnone\n" } else { "\u{feff}# lost\n" }.to_owned());
+    assert!(read("p", "set net file none\n", &mut none).is_ok());
+    let lost = read("p", "set net file lost\n", &mut none).unwrap_err().to_string();
+    assert_eq!(lost, "p:1: lost: has no addresses; if that is meant, write the line none into it");
     let bad = read("p", "\nset net file bad\n", &mut open).unwrap_err().to_string();
     assert_eq!(
         bad,

@@ -46,6 +46,15 @@ pub(super) fn print(
         if !follow {
             return Ok(());
         }
+        // The first number is that of the list: another process, or another policy, has another.
+        let is_other = |(port, seen): (&String, &Vec<u64>)| {
+            denials.next.get(port).is_some_and(|next| next.first() != seen.first())
+        };
+        if since.iter().any(is_other) {
+            eprintln!(
+                "ringferry: the switch or a policy was replaced: denials of the last half second before may be missing"
+            );
+        }
         (since, missed, is_first) = (denials.next, denials.missed, false);
         std::thread::sleep(INTERVAL);
     }

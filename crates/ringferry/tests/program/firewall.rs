@@ -106,7 +106,7 @@ fn a_guest_reaches_what_its_policy_allows() {
     assert!(switch.drops("a", "firewall") > 0);
     let denials = seen["denials"].as_array().unwrap();
     assert!(denials.iter().any(|denial| denial["rule"] == "by default: egress deny"), "{seen}");
-    let knock = denials.iter().find(|denial| denial["direction"] == "out").unwrap();
+    let knock = denials.iter().find(|denial| denial["direction"] == "in").unwrap();
     assert_eq!((&knock["local"], &knock["local_port"]), (&GUEST.into(), &9.into()), "{seen}");
     let flow = &seen["conversations"][0];
     assert_eq!((&flow["remote"], &flow["remote_port"]), (&HOST.into(), &5210.into()), "{seen}");

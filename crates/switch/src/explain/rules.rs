@@ -42,7 +42,9 @@ pub(super) fn explain(way: &mut Way, from: Ruled<'_>, to: Ruled<'_>) -> bool {
     }
     for port in [from, to] {
         if let Some(firewall) = &port.rules.firewall {
-            way.notes.push(format!("{} has the firewall {}", port.name, firewall.name));
+            let tries = firewall.policy.as_ref().is_some_and(|policy| policy.draft().dry_run);
+            let tried = if tries { ", which is tried out and drops nothing (dry-run)" } else { "" };
+            way.notes.push(format!("{} has the firewall {}{tried}", port.name, firewall.name));
             way.hints.push(format!("`ringferry ctl firewall {}`, for what it lets pass", port.name));
         }
     }

@@ -1,8 +1,7 @@
 //! What is asked about the firewalls of ports: `ringferry ctl firewall` and `denials`.
 
-use ringferry_control::capture::Direction as Side;
 use ringferry_control::firewall::{
-    DenialCursor, DenialReport, Denials, FirewallReport, FlowReport, PortDenials, RuleCounts,
+    DenialCursor, DenialReport, Denials, FirewallReport, FlowReport, PortDenials, RuleCounts, Way,
 };
 use ringferry_firewall::{Counts, Cursor, Denial, Direction, Firewall, Policy};
 
@@ -74,8 +73,7 @@ impl Requests<'_> {
 fn report_of(denial: &Denial, policy: &Policy, now: u32) -> DenialReport {
     DenialReport {
         seconds_ago: now.saturating_sub(denial.at).into(),
-        // What a guest sends comes in.
-        direction: if denial.direction == Direction::Out { Side::In } else { Side::Out },
+        direction: if denial.direction == Direction::Out { Way::Out } else { Way::In },
         protocol: denial.ends.protocol,
         local: denial.ends.source,
         local_port: denial.ends.ports[0],
@@ -124,15 +122,19 @@ fn tell(
         silent_seconds: flow.silent.into(),
         left_seconds: flow.left.into(),
         bytes: flow.bytes,
-        rule: policy.describe(flow.rule),
+        rule: match flow.rule {
+            Some(rule) => policy.describe(rule),
+            None => "an older policy; this one is asked with the next packet".to_owned(),
+        },
     });
     FirewallReport {
         dry_run: policy.draft().dry_run,
         rules: rules.map(|(rule, counted)| counts(rule.line, rule.text.clone(), counted)).collect(),
         egress: counts(0, egress, out),
         ingress: counts(0, ingress, into),
-        always: counts(0, "always: address resolution and leases".to_owned(), always),
-        odd: counts(0, "never: not IP, malformed, led elsewhere".to_owned(), odd),
+        always: counts(0, "always: ARP, neighbour discovery, DHCP".to_owned(), always),
+        odd: counts(0, "never: not IP, malformed, source-routed".to_owned(), odd),
+        other_names: counts(0, "names of no rule, refused".to_owned(), firewall.name_counts()),
         flows: known,
         flows_max: firewall.room() as u64,
         denials: denials.collect(),

@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use ringferry_control::{Answer, PortAction, PortChange, Reload, ReloadStep, Response, kept};
+use ringferry_control::{Answer, PortAction, PortChange, Reload, ReloadStep, Response, WireStep, kept};
 use ringferry_sys::tap::TapError;
 
 use super::wires::wire_steps;
@@ -183,6 +183,12 @@ impl Requests<'_> {
     /// Makes the switch what its configuration file says now, or says what that would take.
     pub(crate) fn reload(&mut self, dry_run: bool) -> Result<Reload, String> {
         let reloaded = self.read_again(dry_run);
+        if let (Err(error), false, true) = (&reloaded, dry_run, self.config.file.is_some()) {
+            // A line for each mistake, as whoever reads the log looks for lines.
+            for line in error.lines() {
+                tracing::error!("the configuration was not read again, and nothing has changed: {line}");
+            }
+        }
         let failed = match &reloaded {
             Err(_) => Some(NotReloaded::File),
             // The file is read, and what it asks for was not tried.
@@ -218,6 +224,9 @@ impl Requests<'_> {
         let odd_before = self.oddities();
         let wires = wire_steps(&self.config.wires, &found.wires);
         // Frames of a port that comes go by its wire from the first one on.
+        for WireStep { wire, action, what } in wires.iter().filter(|_| !dry_run) {
+            tracing::info!(wire, "reload: {}: {what}", action.participle());
+        }
         if !dry_run && !wires.is_empty() {
             self.rewire(found.wires.clone());
         }

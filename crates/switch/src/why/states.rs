@@ -367,7 +367,9 @@ fn look_at_addresses(known: &Known<'_>, port: &PortSnapshot, findings: &mut Find
     let has_lost = lost.iter().any(|lost| lost.from == *name)
         || restless.iter().any(|address| address.ports.contains(name));
     let has_none = !known.snapshot.fdb.entries.iter().any(|entry| entry.port == *name);
-    if port.state == PortState::Up && has_none && !has_lost {
+    // On a wire nothing is learned.
+    let is_in_wire = (known.rules)(name).wire.is_some();
+    if port.state == PortState::Up && has_none && !has_lost && !is_in_wire {
         findings.add(
             "no-address",
             Effect::Notes,

@@ -89,8 +89,8 @@ impl PortFirewall {
             return None;
         }
         let (head, have) = head(burst, frame);
-        View { header: &frame.header, bytes: &head[..have], len: frame.len as usize, peek: &|_| None }
-            .refusal()
+        let len = frame.len as usize;
+        firewall.refusal(View { header: &frame.header, bytes: &head[..have], len, peek: &|_| None })
     }
 
     /// Returns whether a frame would pass, and by which rule; nothing of the question remains.
