@@ -128,6 +128,8 @@ pub(crate) struct Port<P> {
     pub(crate) shaper: Shaper,
     /// The frames that wait at its end of a wire, if it is an end of one.
     pub(crate) wire: Option<Box<WireQueue>>,
+    /// The queues of wires that it is no longer an end of, until they are empty.
+    pub(crate) stranded: VecDeque<Box<WireQueue>>,
     /// The queue of the sole receiver that the next burst is read into directly: see `worker/direct.rs`.
     pub(crate) direct: Option<u16>,
     /// Answers, in its receiver's name, to frames that do not fit.
@@ -177,6 +179,7 @@ impl<P: Queues> Port<P> {
             usual: UNKNOWN,
             shaper: Shaper::default(),
             wire: None,
+            stranded: VecDeque::new(),
             direct: None,
             answers: Vec::new(),
             answering: TokenBucket::new(ANSWERS),
@@ -306,7 +309,7 @@ impl<P: Queues> Port<P> {
     /// Takes frames that have waited and for which there are tokens, up to `max` and until they cost `most` in the unit of [`cost`]; returns
     /// them with what they cost. Counts those that are dropped instead.
     pub(crate) fn release(&mut self, max: usize, most: u64, now: &Now) -> (Vec<Delayed>, u64) {
-        if self.wire.is_some() {
+        if self.wire.is_some() || !self.stranded.is_empty() {
             return self.release_wire(max, most, now);
         }
         let micros = now.micros();
@@ -349,17 +352,22 @@ impl<P: Queues> Port<P> {
     /// Returns true if frames wait here for their time.
     #[inline]
     pub(crate) fn has_waiting(&self) -> bool {
-        !self.shaper.is_empty() || self.wire.as_ref().is_some_and(|wire| !wire.is_empty())
+        !self.shaper.is_empty()
+            || self.wire.as_ref().is_some_and(|wire| !wire.is_empty())
+            || !self.stranded.is_empty()
     }
 
     /// Returns the number of frames that wait here for their time.
     pub(crate) fn waiting(&self) -> usize {
-        self.shaper.len() + self.wire.as_ref().map_or(0, |wire| wire.len())
+        self.shaper.len() + self.wire.iter().chain(&self.stranded).map(|wire| wire.len()).sum::<usize>()
     }
 
     /// Microseconds until more frames may be [released](Self::release); `None` if none waits.
     pub(crate) fn until_release(&self, now: u64) -> Option<u64> {
         let limit = self.policy.as_deref().and_then(PortPolicy::rate_out);
+        if !self.stranded.is_empty() {
+            return Some(0);
+        }
         if self.wire.is_some() {
             return self.until_due(now);
         }

@@ -222,15 +222,9 @@ impl WireQueue {
         Some(delayed)
     }
 
-    /// Takes all frames, due or not, in the order in which they would be.
-    pub(crate) fn drain(&mut self) -> Vec<Delayed> {
-        let mut all = Vec::new();
-        while let Some(Due { delayed, .. }) = self.waiting.pop(u64::MAX) {
-            all.push(delayed);
-        }
-        self.bytes = 0;
-        self.sending.clear();
-        all
+    /// Takes the next frame of a wire that is no more, due or not.
+    pub(crate) fn pop_stranded(&mut self) -> Option<Delayed> {
+        self.waiting.pop(u64::MAX).map(|Due { delayed, .. }| delayed)
     }
 
     /// Returns when the next frame is due, in nanoseconds.

@@ -11,7 +11,7 @@ use ringferry_packet::segment::MAX_HEADERS;
 use ringferry_packet::vnet::{Header, Offloads};
 
 use super::model::Passage;
-use super::{Admission, WireQueue};
+use super::{Admission, CompiledEnd, WireQueue};
 use crate::counters::DropReason;
 use crate::fdb::PortId;
 use crate::plane::capture::Offered;
@@ -134,15 +134,16 @@ impl<P: Queues> Port<P> {
         false
     }
 
-    /// Takes frames whose time on the wire is over, up to `max` and until they cost `most` in the unit of [`cost`]; returns them with what they cost.
+    /// Takes frames whose time on the wire is over, stranded ones first, up to `max` and until they cost `most` in the unit of [`cost`]; returns them with what they
+    /// cost.
     pub(crate) fn release_wire(&mut self, max: usize, most: u64, now: &Now) -> (Vec<Delayed>, u64) {
         let (accepts, kind) = (self.offloads(), self.queues.frame_cost());
         let (mut frames, mut work) = (Vec::new(), 0);
-        let Some(wire) = &mut self.wire else { return (frames, work) };
         let nanos = now.micros() * 1000;
         while frames.len() < max
             && work < most
-            && let Some(delayed) = wire.pop(nanos)
+            && let Some(delayed) =
+                self.pop_stranded().or_else(|| self.wire.as_mut().and_then(|wire| wire.pop(nanos)))
         {
             work += cost::of_copy(&delayed.header, &delayed.frame, accepts, kind);
             frames.push(delayed);
@@ -156,8 +157,19 @@ impl<P: Queues> Port<P> {
         Some(due.div_ceil(1000).saturating_sub(micros))
     }
 
-    /// Takes all frames that wait at this end of a wire, due or not, in their order.
-    pub(crate) fn drain_wire(&mut self) -> Vec<Delayed> {
-        self.wire.as_mut().map_or_else(Vec::new, |wire| wire.drain())
+    /// Makes the port an end of a wire, or of none. What was under way on the one before is [stranded](Self::pop_stranded).
+    pub(crate) fn replace_wire(&mut self, end: Option<&CompiledEnd>) {
+        let before = std::mem::replace(&mut self.wire, end.map(|end| Box::new(WireQueue::new(end.clone()))));
+        self.stranded.extend(before.filter(|before| !before.is_empty()));
+    }
+
+    /// Takes the next frame that was under way on a wire that is no more, due or not.
+    pub(crate) fn pop_stranded(&mut self) -> Option<Delayed> {
+        let wire = self.stranded.front_mut()?;
+        let delayed = wire.pop_stranded();
+        if wire.is_empty() {
+            self.stranded.pop_front();
+        }
+        delayed
     }
 }

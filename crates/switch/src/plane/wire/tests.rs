@@ -301,8 +301,9 @@ fn another_process_goes_on_with_chance_and_with_what_waits() {
             }
         }
     };
-    let all =
-        |queue: &mut WireQueue| queue.drain().into_iter().map(|delayed| delayed.frame).collect::<Vec<_>>();
+    let all = |queue: &mut WireQueue| {
+        std::iter::from_fn(|| queue.pop_stranded()).map(|delayed| delayed.frame).collect::<Vec<_>>()
+    };
     let mut one = seeded(impairments.clone(), 3, 1);
     go(&mut one, 0..500);
     let mut other = seeded(impairments, 99, 1);

@@ -244,7 +244,11 @@ impl<P: Queues> Worker<P> {
         self.with_port(id, |port, watch| {
             port.queues.close(watch);
             let waiting = port.shaper.drain().map(|(delayed, _)| delayed);
-            for Delayed { header, frame, .. } in waiting.chain(port.drain_wire()) {
+            for Delayed { header, frame, .. } in waiting {
+                port.drop_frame(DropReason::LinkDown, &now, Offered::private(header, &frame));
+            }
+            port.replace_wire(None);
+            while let Some(Delayed { header, frame, .. }) = port.pop_stranded() {
                 port.drop_frame(DropReason::LinkDown, &now, Offered::private(header, &frame));
             }
         });

@@ -228,16 +228,8 @@ impl<P: Queues> Worker<P> {
         work
     }
 
-    /// Delivers frames that have waited for a port, if there are any.
-    pub(super) fn deliver_waiting(&mut self, id: PortId, frames: &[Delayed]) {
-        if !frames.is_empty() {
-            self.timers.cancel(Timer::Release(id));
-            self.deliver_late(id, frames);
-        }
-    }
-
     /// Delivers frames that have waited in the shaper of a port, or on its wire. Their senders have paid for that when they came, but for one more copy.
-    fn deliver_late(&mut self, id: PortId, frames: &[Delayed]) {
+    pub(super) fn deliver_late(&mut self, id: PortId, frames: &[Delayed]) {
         let now = Now::new(self.clock, self.seconds);
         for run in frames.chunk_by(|one, next| one.from == next.from) {
             let from = run[0].from;

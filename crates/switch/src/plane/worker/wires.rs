@@ -9,9 +9,10 @@ use crate::fdb::PortId;
 use crate::plane::capture::Offered;
 use crate::plane::now::Now;
 use crate::plane::queues::Queues;
-use crate::plane::wire::{CompiledEnd, WireQueue, WireState};
+use crate::plane::wire::{CompiledEnd, WireState};
 use crate::plane::worker::Worker;
 use crate::plane::worker::handover::OnWires;
+use crate::plane::worker::timers::Timer;
 
 /// Memory of the frames on wires that a worker hands over at most, in bytes. Everybody waits while they are copied, some milliseconds for each 10 MB, and a hand-over that
 /// takes too long does not happen.
@@ -56,8 +57,8 @@ impl<P: Queues> Worker<P> {
         }
     }
 
-    /// Makes a port an end of a wire, or of none. What waits on the same wire goes on waiting, until it is due; what waits on one that is no more is delivered
-    /// at once.
+    /// Makes a port an end of a wire, or of none. What waits on the same wire goes on waiting, until it is due; what waits on one that is no more is due at
+    /// once, but no more of it in one turn than of any other work.
     pub(super) fn set_wire(&mut self, id: PortId, end: Option<&CompiledEnd>) {
         let Some(Some(port)) = self.ports.get_mut(usize::from(id.0)) else { return };
         match (&mut port.wire, end) {
@@ -65,12 +66,9 @@ impl<P: Queues> Worker<P> {
             (Some(wire), Some(end)) if wire.is_of(end) => return wire.become_another(end.clone()),
             _ => {}
         }
-        port.refresh(&self.handoff);
-        let waiting = port.drain_wire();
-        self.deliver_waiting(id, &waiting);
-        if let Some(Some(port)) = self.ports.get_mut(usize::from(id.0)) {
-            port.wire = end.map(|end| Box::new(WireQueue::new(end.clone())));
-        }
+        port.replace_wire(end);
+        self.timers.cancel(Timer::Release(id));
+        self.set_release(id, self.clock.micros());
         // What was learned on the other side of the change is no longer where it was.
         self.fdb.forget_port(id, self.seconds);
     }
@@ -82,9 +80,8 @@ impl<P: Queues> Worker<P> {
         let (mut all, mut bytes) = (OnWires::default(), 0);
         let ports = (0u16..).zip(&self.ports).filter_map(|(id, port)| Some((PortId(id), port.as_ref()?)));
         for (id, port) in ports {
-            let Some(wire) = &port.wire else { continue };
-            all.models.push((id, wire.model()));
-            for queued in wire.queued() {
+            all.models.extend(port.wire.iter().map(|wire| (id, wire.model())));
+            for queued in port.stranded.iter().chain(&port.wire).flat_map(|wire| wire.queued()) {
                 bytes += queued.delayed.frame.len();
                 if bytes <= MOST_HANDED {
                     all.frames.push((id, queued));
@@ -106,8 +103,9 @@ impl<P: Queues> Worker<P> {
             }
         }
         for (id, queued) in wires.frames {
-            if let Some(wire) = self.port(id).and_then(|port| port.wire.as_mut()) {
-                wire.requeue(queued);
+            match self.port(id).and_then(|port| port.wire.as_mut()) {
+                Some(wire) => wire.requeue(queued),
+                None => self.deliver_late(id, &[queued.delayed]),
             }
             self.set_release(id, now);
         }

@@ -306,6 +306,37 @@ fn a_frame_may_come_twice() {
     assert_eq!((lab.bytes(B), lab.counter(B, "tx_duplicated")), (expected, 10));
 }
 
+/// The queue of a wire may hold as much as its `limit-bytes` allow, so taking it out in one go would stall all ports of the worker.
+#[test]
+fn a_full_wire_that_is_taken_out_is_emptied_turn_by_turn() {
+    const FRAMES: u32 = 2000;
+    let slow = Impairments { delay: 1000 * MS, ..Impairments::default() };
+    let mut lab = Lab::both(&slow);
+    lab.ports[1].set_room(0, usize::MAX);
+    for number in 0..FRAMES {
+        lab.send(A, &numbered(number));
+        lab.bed.run();
+    }
+    // Another wire in its place; its own frames wait for as long as they do there.
+    let other = Config { name: "x".to_owned(), ..config([slow.clone(), slow]) };
+    for id in [A, B] {
+        lab.bed.set_rules(id, &end(id, &other));
+    }
+    lab.send(A, &numbered(FRAMES));
+    let (mut turns, mut got) = (0, Vec::new());
+    while lab.bed.round(0) {
+        let part = lab.bytes(B);
+        assert!(part.len() <= 256, "{} at once", part.len());
+        got.extend(part);
+        turns += 1;
+    }
+    assert!(turns >= 8, "{turns} turns");
+    assert_eq!(got, (0..FRAMES).map(numbered).collect::<Vec<_>>());
+    lab.bed.run_for(1_000_000);
+    assert_eq!(lab.bytes(B), [numbered(FRAMES)]);
+    assert_eq!(lab.drops(B, DropReason::WireLimit), 0);
+}
+
 /// A change concerns what comes from then on. What is under way arrives when it would have, also when the wire is taken out: then at once.
 #[test]
 fn a_change_loses_nothing_that_is_under_way() {
@@ -335,6 +366,7 @@ fn a_change_loses_nothing_that_is_under_way() {
     for id in [A, B] {
         lab.bed.set_rules(id, &Rules::default());
     }
+    lab.bed.run();
     assert_eq!(lab.bytes(B), [numbered(3)], "the wire was taken out");
     // And now they are ports as all others.
     lab.send(A, &frame([0xff; 6], [2, 0, 0, 0, 0, 0], &[0x88, 0xb5], 5));
