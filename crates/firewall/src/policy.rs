@@ -239,7 +239,7 @@ impl Policy {
     }
 
     /// Decides whether somebody may open a flow with a packet of these ends, which are seen from who opens it. `has_name` says whether an address has a name, given by its
-    /// [number](Self::name_number).
+    /// [number](dns::number).
     pub(crate) fn decide(
         &self,
         direction: Direction,

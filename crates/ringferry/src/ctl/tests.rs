@@ -418,7 +418,7 @@ fn ports_are_added_and_removed() {
 #[test]
 fn a_reload_that_is_incomplete_is_an_error_after_its_plan() {
     let text = ctl(&["reload", "--dry-run"]).unwrap();
-    assert_eq!(text, "+ vm0: a tap port\n1 of the ports would change; nothing was done\n");
+    assert_eq!(text, "+ vm0: a tap port\n1 port would change; nothing was done\n");
     assert!(matches!(ctl(&["reload"]), Err(CtlError::Incomplete)));
     // As JSON the plan has said it.
     assert!(matches!(ctl(&["reload", "--json"]), Err(CtlError::Told)));

@@ -333,7 +333,7 @@ fn a_reload_carries_out_what_has_changed_and_nothing_else() {
     // Rules only: nobody is disconnected.
     write(&place, &table(&place, "c", "mtu = 1500\nisolated = true\n"));
     let plan = place.ctl(&["reload", "--dry-run"]);
-    assert_eq!(plan, "~ c: isolated=true\n1 of the ports would change; nothing was done\n");
+    assert_eq!(plan, "~ c: isolated=true\n1 port would change; nothing was done\n");
     assert_eq!(place.ctl(&["rules", "c"]), "c has no rules\n");
     assert_eq!(place.ctl(&["reload"]), "~ c: isolated=true\n1 port has changed\n");
     assert_eq!(place.ctl(&["rules", "c"]), "rules of c:\n  isolated=true\n");

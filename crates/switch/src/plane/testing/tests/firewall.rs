@@ -56,7 +56,7 @@ impl Net {
         let ports = [guest, far].map(|port| bed.add(&port));
         let mut net = Net { bed, ports };
         for (from, to) in [(GUEST, FAR), (FAR, GUEST)] {
-            let mut arp = [&Mac::BROADCAST.0[..], &mac(from), &[8, 6]].concat();
+            let mut arp = [&Mac::BROADCAST.0[..], &mac(from), &[8, 6, 0, 1, 8, 0, 6, 4, 0, 1]].concat();
             arp.resize(60, 0);
             assert_eq!(net.send(from, to, arp).len(), 1, "address resolution passes");
         }
