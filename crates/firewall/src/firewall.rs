@@ -293,10 +293,10 @@ impl Firewall {
             Packet { direction, ends, vlan, tcp, now }
         };
         match subject {
-            Subject::Packet { ends, part: Part::Whole, l4, .. }
+            Subject::Packet { ends, part: Part::Whole, l4, end, .. }
                 if self.is_with_a_resolver(direction, &ends) =>
             {
-                match view.datagram(l4) {
+                match view.datagram(l4, end) {
                     Ok(message) => self.names(packet(ends, None), Message::read(message)),
                     Err(Doubt::Beyond) => Judged::of(Verdict::Beyond, ODD, Act::Nothing),
                     Err(Doubt::Odd(odd)) => Judged::denied(Denied::Odd(odd)),

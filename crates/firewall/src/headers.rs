@@ -154,6 +154,8 @@ pub enum Subject {
         part: Part,
         /// Where its transport header is.
         l4: usize,
+        /// Where it ends, as it says itself.
+        end: usize,
         /// Where the flags of its TCP header are, if it has one.
         flags_at: Option<usize>,
     },
@@ -198,17 +200,17 @@ impl View<'_> {
         Ok((subject, vlan))
     }
 
-    /// Returns the payload of the UDP datagram at `l4`.
+    /// Returns the payload of the UDP datagram at `l4`, in a packet that ends at `packet_end`.
     ///
     /// # Errors
     /// [`Doubt`]: it is cut short, or has no length.
-    pub(crate) fn datagram(&self, l4: usize) -> Result<&[u8], Doubt> {
+    pub(crate) fn datagram(&self, l4: usize, packet_end: usize) -> Result<&[u8], Doubt> {
         const UDP_LEN: usize = 8;
         const UDP_CHECKSUM: usize = 6;
         let [high, low] = self.array(l4 + 4)?;
         let end = l4 + usize::from(u16::from_be_bytes([high, low]));
         // What is behind it in the packet is nobody's.
-        if end < l4 + UDP_LEN || end != self.len {
+        if end < l4 + UDP_LEN || end != packet_end {
             return Err(MALFORMED);
         }
         self.is_untouched_but(end, l4 + UDP_CHECKSUM)?;
@@ -311,7 +313,7 @@ impl View<'_> {
     /// Reads the transport header at `at`.
     #[inline]
     fn transport(self, ends: Ends, part: Part, at: usize) -> Result<Subject, Doubt> {
-        let packet = |ends, flags_at| Ok(Subject::Packet { ends, part, l4: at, flags_at });
+        let packet = |ends, flags_at| Ok(Subject::Packet { ends, part, l4: at, end: self.len, flags_at });
         if matches!(part, Part::Later(_)) {
             self.is_untouched(at)?;
             return packet(ends, None);
@@ -373,7 +375,10 @@ impl View<'_> {
     /// A message of ICMP that is no error. Echoes are of a conversation, other messages of none.
     fn query(self, ends: Ends, (part, l4): (Part, usize), ports: Option<[u16; 2]>) -> Result<Subject, Doubt> {
         match ports {
-            Some(ports) => Ok(Subject::Packet { ends: Ends { ports, ..ends }, part, l4, flags_at: None }),
+            Some(ports) => {
+                let ends = Ends { ports, ..ends };
+                Ok(Subject::Packet { ends, part, l4, end: self.len, flags_at: None })
+            }
             None if part == Part::Whole => Ok(Subject::Message(ends)),
             None => Err(Doubt::Odd(Odd::Fragmented)),
         }

@@ -19,14 +19,14 @@ const HOPS: u8 = 64;
 impl View<'_> {
     /// Returns the frame by which the server would refuse the question in this one; `None` if there is none in it, or it cannot be read.
     pub(crate) fn refusal(&self, resolvers: &[IpAddr]) -> Option<Vec<u8>> {
-        let (Subject::Packet { ends, part: Part::Whole, l4, .. }, _) = self.subject().ok()? else {
+        let (Subject::Packet { ends, part: Part::Whole, l4, end, .. }, _) = self.subject().ok()? else {
             return None;
         };
         if (ends.protocol, ends.ports[1]) != (PROTO_UDP, dns::PORT) || !resolvers.contains(&ends.destination)
         {
             return None;
         }
-        let message = self.datagram(l4).ok()?;
+        let message = self.datagram(l4, end).ok()?;
         let Some(Message::Query(_)) = Message::read(message) else { return None };
         let payload = dns::refused(message)?;
         let l3 = Link::parse(self.bytes)?.l3;

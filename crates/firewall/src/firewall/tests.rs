@@ -618,6 +618,19 @@ mod names {
         assert_eq!(judge(&firewall, Direction::Out, &first, 0), Verdict::Deny(Denied::Odd(Odd::Fragmented)));
     }
 
+    /// A frame may be longer than its packet. What is behind that is padding, and no part of a question.
+    #[test]
+    fn a_question_ends_where_its_packet_ends() {
+        let firewall = firewall(POLICY);
+        let mut padded = query(1, "example.com");
+        padded.extend([0; 9]);
+        assert!(out(&firewall, &padded, 0));
+        let mut longer = query(1, "example.com");
+        let total = u16::from_be_bytes([longer[16], longer[17]]) - 5;
+        longer[16..18].copy_from_slice(&total.to_be_bytes());
+        assert_eq!(judge(&firewall, Direction::Out, &longer, 0), Verdict::Deny(Denied::Odd(Odd::Malformed)));
+    }
+
     #[test]
     fn another_policy_knows_the_names_that_it_has_too() {
         let first = firewall(POLICY);
