@@ -181,7 +181,9 @@ impl View<'_> {
     /// [`Doubt`].
     #[inline]
     pub fn subject(self) -> Result<(Subject, u16), Doubt> {
-        let Link { ether_type, l3, vlan } = Link::parse(self.bytes).ok_or(MALFORMED)?;
+        let is_cut = self.bytes.len() < self.len;
+        let doubt = if is_cut { Doubt::Beyond } else { MALFORMED };
+        let Link { ether_type, l3, vlan } = Link::parse(self.bytes).ok_or(doubt)?;
         let vlan = vlan.unwrap_or(0);
         let subject = match ether_type {
             TYPE_IPV4 => self.ipv4(l3)?,

@@ -618,6 +618,22 @@ mod names {
         assert_eq!(judge(&firewall, Direction::Out, &first, 0), Verdict::Deny(Denied::Odd(Odd::Fragmented)));
     }
 
+    /// Where the tags do not end in the bytes that are there, the rest is asked for.
+    #[test]
+    fn tags_may_be_behind_the_bytes_that_are_there() {
+        let firewall = firewall(POLICY);
+        let mut tagged = query(1, "example.com");
+        tagged.splice(12..12, [0x81, 0, 0, 5]);
+        let view = |have: usize| View {
+            header: &Header::NONE,
+            bytes: &tagged[..have],
+            len: tagged.len(),
+            peek: &|_| None,
+        };
+        assert_eq!(firewall.would_judge(Direction::Out, view(14), 0).0, Verdict::Beyond);
+        assert_eq!(firewall.would_judge(Direction::Out, view(tagged.len()), 0).0, Verdict::Pass);
+    }
+
     /// A frame may be longer than its packet. What is behind that is padding, and no part of a question.
     #[test]
     fn a_question_ends_where_its_packet_ends() {
