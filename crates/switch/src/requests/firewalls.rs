@@ -6,6 +6,8 @@ use ringferry_control::firewall::{
 use ringferry_firewall::{Counts, Cursor, Denial, Direction, Firewall, Policy};
 
 use super::Requests;
+use crate::fdb::PortId;
+use crate::rules::FirewallRule;
 
 /// Conversations that are told at most: an answer is a line.
 const MAX_CONVERSATIONS: usize = 10_000;
@@ -20,6 +22,20 @@ impl Requests<'_> {
         name: &str,
         conversations: Option<usize>,
     ) -> Result<FirewallReport, String> {
+        let (rule, id) = self.firewall_of(name)?;
+        let report =
+            FirewallReport { port: name.to_owned(), policy: rule.name.clone(), ..FirewallReport::default() };
+        Ok(match self.workers.firewall(id) {
+            Some(firewall) => tell(&firewall, self.workers.seconds(), conversations, report),
+            None => report,
+        })
+    }
+
+    /// Returns the rule by which a port has a firewall, and the interface that has it.
+    ///
+    /// # Errors
+    /// There is no such port, or it has no firewall, for people.
+    fn firewall_of(&self, name: &str) -> Result<(&FirewallRule, PortId), String> {
         let entry = self.ports.entry_of(name).ok_or_else(|| self.no_such_port(name))?;
         let Some(rule) = &entry.rules.firewall else {
             return Err(format!(
@@ -31,12 +47,7 @@ impl Requests<'_> {
                 "{name} stands for several interfaces, each with a firewall of its own: ask for one of them"
             )
         })?;
-        let report =
-            FirewallReport { port: name.to_owned(), policy: rule.name.clone(), ..FirewallReport::default() };
-        Ok(match self.workers.firewall(interface.id) {
-            Some(firewall) => tell(&firewall, self.workers.seconds(), conversations, report),
-            None => report,
-        })
+        Ok((rule, interface.id))
     }
 
     /// Tells what firewalls have denied since a reader was told last.
@@ -45,7 +56,7 @@ impl Requests<'_> {
     /// There is no such port, or it has no firewall, for people.
     pub(super) fn denials(&self, port: Option<&str>, since: &DenialCursor) -> Result<Denials, String> {
         if let Some(port) = port {
-            self.firewall(port, None)?;
+            self.firewall_of(port)?;
         }
         let now = self.workers.seconds();
         let mut told = Denials::default();
