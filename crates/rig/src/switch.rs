@@ -80,6 +80,23 @@ impl Place {
         answer
     }
 
+    /// Returns what `ringferry ctl` says of `words`, which it refuses.
+    #[track_caller]
+    pub fn refused(&self, words: &[&str]) -> String {
+        let output =
+            ringferry().arg("ctl").arg("--control").arg(self.control()).args(words).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{words:?}");
+        [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat()
+    }
+
+    /// Does the same with what is refused in one line.
+    #[track_caller]
+    pub fn refused_in_a_line(&self, words: &[&str]) -> String {
+        let text = self.refused(words);
+        assert_eq!(text.lines().count(), 1, "{text}");
+        text
+    }
+
     /// The command `ringferry run` with a vhost-user port for each of `ports`: a name, and keys
     /// after commas.
     pub fn run(&self, ports: &[&str]) -> Command {

@@ -80,12 +80,11 @@ fn report(place: &Place, words: &[&str]) -> serde_json::Value {
     serde_json::from_str(&place.ctl(&words)).unwrap()
 }
 
-/// What `ringferry ctl` says that is refused.
-#[track_caller]
-fn refused(place: &Place, words: &[&str]) -> String {
-    let output = ringferry().arg("ctl").arg("--control").arg(place.control()).args(words).output().unwrap();
-    assert!(!output.status.success(), "{output:?}");
-    String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
+/// Waits until packets have passed by a rule.
+fn until_they_talk(place: &Place, rule: usize) {
+    eventually("they talk", || {
+        (report(place, &[])["rules"][rule]["packets"].as_u64() > Some(20)).then_some(())
+    });
 }
 
 fn a_guest_reaches_what_its_policy_allows() {
@@ -144,9 +143,7 @@ fn a_policy_changes() {
     let switch = start(&place, "allow out tcp port 5210\n");
     let (guest, _server) = (guest(&place), server());
     let talking = client(&guest, "--mode tcp-reverse --seconds 1.5");
-    eventually("they talk", || {
-        (report(&place, &[])["rules"][0]["packets"].as_u64() > Some(20)).then_some(())
-    });
+    until_they_talk(&place, 0);
     // Somebody adds a rule.
     write(&place, "deny out udp\nallow out tcp port 5210\n");
     let said = place.ctl(&["reload"]);
@@ -156,7 +153,7 @@ fn a_policy_changes() {
         format!("allow out tcp port 5210\n{}allow out to 10.0.0.300\n", "# no rule\n".repeat(4709));
     write(&place, &mistakes);
     for words in [&["reload"][..], &["set", "a", "firewall=web"]] {
-        let said = refused(&place, words);
+        let said = place.refused(words);
         assert!(
             said.contains("policies/web.policy:4711: \"10.0.0.300\" is not an IP address or network"),
             "{said}"
@@ -164,9 +161,9 @@ fn a_policy_changes() {
         assert_eq!(said.trim_end().lines().count(), 1, "{said}");
     }
     fs::remove_file(policy(&place)).unwrap();
-    let said = refused(&place, &["reload"]);
+    let said = place.refused(&["reload"]);
     assert!(said.contains("policies/web.policy: cannot be read"), "{said}");
-    let said = refused(&place, &["set", "a", "firewall=none.such"]);
+    let said = place.refused(&["set", "a", "firewall=none.such"]);
     assert!(said.contains("policies/none.such.policy: cannot be read"), "{said}");
     let rules = report(&place, &[])["rules"].clone();
     assert_eq!(rules[0]["text"], "deny out udp", "the old policy is in force");
@@ -174,16 +171,14 @@ fn a_policy_changes() {
     assert_eq!(switch.drops("a", "firewall"), 0);
     // What is allowed no more ends.
     let mut talking = client(&guest, "--mode tcp-reverse --seconds 30");
-    eventually("they talk", || {
-        (report(&place, &[])["rules"][1]["packets"].as_u64() > Some(20)).then_some(())
-    });
+    until_they_talk(&place, 1);
     write(&place, "egress deny\n");
     place.ctl(&["reload"]);
     switch.until("a", "packets are denied", |port| port.drops["firewall"] > 1);
     talking.signal(ringferry_sys::signal::Signal::TERM);
     place.ctl(&["unset", "a", "firewall"]);
     expect_whole(client(&guest, "--mode tcp --seconds 0.2"));
-    assert!(refused(&place, &["firewall", "a"]).contains("a has no firewall"));
+    assert!(place.refused(&["firewall", "a"]).contains("a has no firewall"));
     switch.stop();
 }
 
@@ -198,9 +193,7 @@ fn a_replaced_switch_knows() {
     let switch = start(&place, "allow out tcp port 5210\n");
     let (guest, _server) = (guest(&place), server());
     let talking = client(&guest, "--mode tcp-reverse --seconds 1.5");
-    eventually("they talk", || {
-        (report(&place, &[])["rules"][0]["packets"].as_u64() > Some(20)).then_some(())
-    });
+    until_they_talk(&place, 0);
     let known = report(&place, &[])["flows"].as_u64().unwrap();
     // The policy that is in force goes along, whatever the file says by now.
     write(&place, "allow everything\n");

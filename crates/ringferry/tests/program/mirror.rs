@@ -8,21 +8,11 @@ use ringferry_packet::ether::Mac;
 use ringferry_rig::frames::{frame, mac};
 use ringferry_rig::guest::{Options, acquaint, converse};
 use ringferry_rig::process::{PATIENCE, readable};
-use ringferry_rig::switch::{Place, ringferry};
+use ringferry_rig::switch::Place;
 use ringferry_sys::lent::LentStream;
 use ringferry_sys::socket::Stream;
 use ringferry_vhost_user::message::{BACKEND_CONFIG_CHANGE, VERSION};
 use ringferry_vhost_user::{Frontend, ProtocolFeatures};
-
-/// Runs `ringferry ctl` with words that are refused; returns the line that says why.
-#[track_caller]
-fn refused(place: &Place, words: &[&str]) -> String {
-    let output = ringferry().arg("ctl").arg("--control").arg(place.control()).args(words).output().unwrap();
-    assert_eq!(output.status.code(), Some(1), "{words:?}");
-    let text = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(text.lines().count(), 1, "{text}");
-    text
-}
 
 #[test]
 fn a_probe_gets_copies_until_the_mirror_is_removed() {
@@ -49,12 +39,14 @@ fn a_probe_gets_copies_until_the_mirror_is_removed() {
         (&["b", "a"], "a port that gets copies cannot be mirrored itself"),
         (&["a", "b", "--vlan", "4095"], "4095 is no VLAN"),
     ] {
-        let text = refused(&place, &[&["mirror", "add"], words].concat());
+        let text = place.refused_in_a_line(&[&["mirror", "add"], words].concat());
         assert!(text.contains(expected), "{text}");
     }
     assert_eq!(place.ctl(&["mirror", "remove", "a", "probe"]), "no port is mirrored\n");
     assert!(
-        refused(&place, &["mirror", "remove", "a", "probe"]).contains("\"a\" is not mirrored to \"probe\"")
+        place
+            .refused_in_a_line(&["mirror", "remove", "a", "probe"])
+            .contains("\"a\" is not mirrored to \"probe\"")
     );
     a.send(&there);
     assert_eq!(b.receive_plain(), there);
@@ -99,7 +91,7 @@ fn a_link_is_taken_down_and_up_and_stays_as_it_is_when_the_port_is_opened_anew()
     switch.until_state("b", PortState::Up);
     acquaint(&mut [&mut a, &mut b]);
     converse(&mut a, &mut b, 10, 30);
-    assert!(refused(&place, &["link", "vm9", "down"]).contains("there is no port \"vm9\" now"));
+    assert!(place.refused_in_a_line(&["link", "vm9", "down"]).contains("there is no port \"vm9\" now"));
     // Whoever gets its name later is another one.
     place.ctl(&["link", "b", "down"]);
     let said = place.ctl(&["remove", "b"]);
@@ -185,9 +177,11 @@ fn addresses_are_forgotten_and_made_static() {
     assert!(place.ctl(&["fdb", "add", &address, "b"]).contains(&format!("static_macs={address}")));
     let said = place.ctl(&["fdb", "add", &address, "c", "--vlan", "10", "--runtime"]);
     assert!(said.contains(&format!("static_macs={address}@10")), "{said}");
-    assert!(refused(&place, &["fdb", "add", &address, "a"]).contains("static"));
+    assert!(place.refused_in_a_line(&["fdb", "add", &address, "a"]).contains("static"));
     assert!(
-        refused(&place, &["fdb", "del", &address]).contains("static in several VLANs: say which with --vlan")
+        place
+            .refused_in_a_line(&["fdb", "del", &address])
+            .contains("static in several VLANs: say which with --vlan")
     );
     // It stays, and frames for it go there alone.
     place.ctl(&["fdb", "flush"]);
@@ -197,9 +191,9 @@ fn addresses_are_forgotten_and_made_static() {
     assert_eq!(place.ctl(&["fdb", "del", &address, "--vlan", "10"]).lines().next(), Some("rules of c:"));
     let gone = place.ctl(&["fdb", "del", &address]);
     assert!(gone.starts_with("b has no rules\n"), "{gone}");
-    assert!(refused(&place, &["fdb", "del", &address]).contains("is no static address"));
-    assert!(refused(&place, &["fdb", "flush", "--mac", "52:54"]).contains("\"52:54\""));
-    assert!(refused(&place, &["fdb", "flush", "--port", "vm9"]).contains("there is no port \"vm9\""));
+    assert!(place.refused_in_a_line(&["fdb", "del", &address]).contains("is no static address"));
+    assert!(place.refused_in_a_line(&["fdb", "flush", "--mac", "52:54"]).contains("\"52:54\""));
+    assert!(place.refused_in_a_line(&["fdb", "flush", "--port", "vm9"]).contains("there is no port \"vm9\""));
     // The frame for a static address of b was not for c.
     let last = frame(Mac::BROADCAST, a.mac, 60, 3);
     a.send(&last);

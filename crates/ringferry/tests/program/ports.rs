@@ -46,14 +46,6 @@ pub fn start<'a>(place: &'a Place, more: &str) -> Switch<'a> {
     place.start(ringferry().arg("run").arg(file(place)).arg("--control").arg(place.control()), Vec::new())
 }
 
-/// Runs `ringferry ctl`, which must fail, and returns what it says.
-#[track_caller]
-fn refused(place: &Place, words: &[&str]) -> String {
-    let output = ringferry().arg("ctl").arg("--control").arg(place.control()).args(words).output().unwrap();
-    assert_eq!(output.status.code(), Some(1), "{words:?}");
-    [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat()
-}
-
 fn names(switch: &Switch<'_>) -> Vec<String> {
     switch.show().ports.into_iter().map(|port| port.name).collect()
 }
@@ -74,7 +66,7 @@ fn a_port_is_added_used_and_removed_beside_traffic_and_the_file_says_so() {
             again,
             format!("c: there is this very port already; kept: it is in {} already\n", there.display())
         );
-        let error = refused(&place, &["add", &flag.replace("on", "off")]);
+        let error = place.refused(&["add", &flag.replace("on", "off")]);
         assert!(error.contains("there is another port \"c\": isolated is true, not unset"), "{error}");
         assert!(fs::read_to_string(file(&place)).unwrap().ends_with("isolated = true\n"));
         let mut c = switch.plug("c", number, Options::default());
@@ -88,7 +80,7 @@ fn a_port_is_added_used_and_removed_beside_traffic_and_the_file_says_so() {
         assert!(c.connection.frontend().check().is_err(), "it is disconnected");
         assert_eq!(place.files(), ["a.sock", "b.sock", "control", "rf.toml"]);
         assert_eq!(fs::read_to_string(file(&place)).unwrap(), text);
-        assert!(refused(&place, &["remove", "c"]).contains("there is no port \"c\""));
+        assert!(place.refused(&["remove", "c"]).contains("there is no port \"c\""));
         assert_eq!(place.ctl(&["remove", "c", "--if-exists"]), "c: there is no such port\n");
         assert!(switch.show().fdb.entries.iter().all(|entry| entry.port != "c"));
         a.pump();
@@ -137,7 +129,7 @@ fn a_socket_that_was_removed_is_made_anew_by_a_reload_and_whoever_is_connected_s
         }
         // Where another program listens meanwhile it stays, and so does the fault.
         let other = Listener::bind(place.socket("b")).unwrap();
-        let said = refused(&place, &["reload"]);
+        let said = place.refused(&["reload"]);
         let made = "~ a: its socket was removed: that is made anew\n";
         assert!(said.contains(made) && said.contains("is in use by a running program"), "{said}");
         // That is told of until it is done.
@@ -262,24 +254,24 @@ fn what_cannot_be_added_is_refused_with_a_remedy_and_leaves_nothing() {
         (format!("vhost-user:{},name=c", here("a")), "is already used by port \"a\""),
         (format!("vhost-user:{}", here("file")), "exists and is not a socket"),
     ] {
-        let words = refused(&place, &["add", &flag]);
+        let words = place.refused(&["add", &flag]);
         assert!(words.contains(error), "{words}");
     }
     if may("sandbox", is_root()) {
         let flag = format!("vhost-user:{}", elsewhere.socket("c").display());
-        let words = refused(&place, &["add", &flag]);
+        let words = place.refused(&["add", &flag]);
         assert!(
             words.contains("the sandbox keeps the switch out of") && words.contains("socket_directories"),
             "{words}"
         );
-        let words = refused(&place, &["add", &format!("vhost-user:{},mode=connect", here("c"))]);
+        let words = place.refused(&["add", &format!("vhost-user:{},mode=connect", here("c"))]);
         assert!(
             words.contains("lets added ports connect only to sockets in the socket_directories"),
             "{words}"
         );
         // With the authority of the file it can listen nowhere else either, as the helper is in a sandbox, too.
         write(&place, &table(&elsewhere, "c", ""));
-        let words = refused(&place, &["reload"]);
+        let words = place.refused(&["reload"]);
         assert!(
             words.contains("+ c: a vhost-user port\n  not done: the sandbox keeps the switch out of "),
             "{words}"
@@ -310,7 +302,7 @@ fn a_directory_that_the_sandbox_leaves_out_is_foreseen() {
     let other = format!("[[port]]\nkind = 'vhost-user'\nname = 'b'\nsocket = {:?}\n", elsewhere.join("b"));
     fs::write(file(&place), [table(&place, "a", ""), other, table(&place, "c", "")].concat()).unwrap();
     for words in [&["reload", "--dry-run"][..], &["reload"]] {
-        let said = refused(&place, words);
+        let said = place.refused(words);
         assert!(said.contains("not done: the sandbox keeps the switch out of "), "{said}");
     }
     assert_eq!(names(&switch), ["a", "b", "c"]);
@@ -342,7 +334,7 @@ fn a_reload_carries_out_what_has_changed_and_nothing_else() {
 
     // A mistake anywhere changes nothing.
     write(&place, &[table(&place, "d", ""), table(&place, "c", "mtu = 1\n")].concat());
-    let error = refused(&place, &["reload"]);
+    let error = place.refused(&["reload"]);
     assert!(error.contains("rf.toml:13: port.mtu: 1 is outside"), "{error}");
     assert_eq!(names(&switch), ["a", "b", "c"]);
     converse(&mut a, &mut c, 20, 20);
@@ -457,7 +449,7 @@ fn settings_change_while_guests_talk_and_those_of_a_connection_with_the_next_one
         ),
         (&["unset", "a", "vlan", "mode"], "mode: can change only when the port is opened anew"),
     ] {
-        let said = refused(&place, words);
+        let said = place.refused(words);
         assert!(said.contains(error), "{said}");
     }
     assert_eq!(fs::read_to_string(file(&place)).unwrap(), text);
@@ -518,13 +510,13 @@ fn what_is_no_order_to_remove_everything_removes_nothing() {
     let switch = start(&place, "");
     for text in ["", "[switch]\nworkers = 1\n"] {
         fs::write(file(&place), text).unwrap();
-        let error = refused(&place, &["reload"]);
+        let error = place.refused(&["reload"]);
         assert!(error.contains("has no port any more"), "{error}");
     }
     // Nobody waits for a pipe in the place of the file.
     fs::remove_file(file(&place)).unwrap();
     assert!(Command::new("mkfifo").arg(file(&place)).status().unwrap().success());
-    let error = refused(&place, &["reload"]);
+    let error = place.refused(&["reload"]);
     assert!(error.contains("is not a file that could be read again"), "{error}");
     assert_eq!(names(&switch), ["a", "b"]);
     fs::remove_file(file(&place)).unwrap();
@@ -558,17 +550,17 @@ fn a_mistake_in_one_file_keeps_no_other_port_from_being_changed() {
     place.ctl(&["remove", "d"]);
     // A file that makes no sense with the change is another matter: here the address is another port's by then.
     fs::write(drop_ins.join("c.toml"), table(&place, "c", "static_macs = ['52:54:00:00:00:09']\n")).unwrap();
-    let error = refused(&place, &["set", "a", "static_macs=52:54:00:00:00:09"]);
+    let error = place.refused(&["set", "a", "static_macs=52:54:00:00:00:09"]);
     assert!(error.contains("would be refused at the next start"), "{error}");
     // Half of a file is none, whichever it is.
     for file in [drop_ins.join("c.toml"), file(&place)] {
         fs::write(&file, "").unwrap();
-        let error = refused(&place, &["reload"]);
+        let error = place.refused(&["reload"]);
         assert!(error.contains(&format!("{} has no port any more", file.display())), "{error}");
         write(&place, "");
     }
     fs::rename(&drop_ins, place.path().join("away")).unwrap();
-    let error = refused(&place, &["reload", "--dry-run"]);
+    let error = place.refused(&["reload", "--dry-run"]);
     assert!(error.contains("rf.d is not there any more, which has the port c"), "{error}");
     assert_eq!(names(&switch), ["a", "b", "c"]);
     switch.stop();
@@ -597,7 +589,7 @@ fn a_worker_that_there_is_not_any_more_keeps_no_switch_from_starting() {
     let (mut a, mut b) = bystanders(&switch);
     converse(&mut a, &mut b, 0, 20);
     // Whoever asks for such a one is told.
-    let error = refused(&place, &["set", "a", "worker=1"]);
+    let error = place.refused(&["set", "a", "worker=1"]);
     assert!(error.contains("there is no worker 1"), "{error}");
     place.ctl(&["set", "b", "vlan=10"]);
     switch.stop();
@@ -609,7 +601,7 @@ fn a_port_that_cannot_become_another_is_as_it_was_before() {
     let switch = start(&place, "");
     fs::write(place.path().join("c.sock"), "no socket").unwrap();
     fs::write(file(&place), [table(&place, "c", "name = 'a'\n"), table(&place, "b", "")].concat()).unwrap();
-    let words = refused(&place, &["reload"]);
+    let words = place.refused(&["reload"]);
     assert!(
         words.contains("exists and is not a socket") && words.contains("it is as it was before"),
         "{words}"
@@ -637,7 +629,7 @@ fn what_only_a_file_may_say_is_refused_with_the_way_to_one() {
     in_a_namespace(|| {
         let place = Place::new();
         let switch = place.switch(&["a"]);
-        let words = refused(&place, &["add", "tap:rf9,address=10.0.0.1/24"]);
+        let words = place.refused(&["add", "tap:rf9,address=10.0.0.1/24"]);
         assert!(words.contains("started without one; `ringferry ctl dump` writes one"), "{words}");
         switch.stop();
     });
@@ -656,7 +648,7 @@ fn taps_come_and_go_in_the_namespace() {
     assert_eq!(netif::index("rf0").unwrap(), None);
     // One that exists may be somebody else's.
     ip(&["tuntap", "add", "dev", "rf1", "mode", "tap", "vnet_hdr"]);
-    let words = refused(&place, &["add", "tap:rf1"]);
+    let words = place.refused(&["add", "tap:rf1"]);
     assert!(words.contains("the interface rf1 exists") && words.contains("ringferry ctl reload"), "{words}");
     write(&place, "[[port]]\nkind = 'tap'\ntap = 'rf1'\n");
     assert!(place.ctl(&["reload"]).starts_with("+ rf1: a tap port\n"));
@@ -778,7 +770,7 @@ fn an_uplink_survives_everything_in_the_namespace() {
     write(&place, &tap.replace("br0", "br1"));
     place.ctl(&["reload"]);
     write(&place, &tap.replace("br0", "lo"));
-    let words = refused(&place, &["reload"]);
+    let words = place.refused(&["reload"]);
     assert!(words.contains("lo is no bridge; it is as it was before"), "{words}");
     assert!(link("rf0").contains("master br1"), "{}", link("rf0"));
     write(&place, &tap.replace("bridge = 'br0'\n", ""));
@@ -798,7 +790,7 @@ fn an_uplink_survives_everything_in_the_namespace() {
     );
     assert_eq!(netif::mtu("rf0").unwrap(), 1350);
     if may("sandbox", is_root()) {
-        let words = refused(&place, &["set", "rf0", "bridge=br1"]);
+        let words = place.refused(&["set", "rf0", "bridge=br1"]);
         assert!(words.contains("only as its configuration file has them"), "{words}");
         assert!(is_set_up());
     }
@@ -808,7 +800,7 @@ fn an_uplink_survives_everything_in_the_namespace() {
     switch.until("rf0", "a frame arrives", |port| port.counters["tx_packets"] > 0);
     // What is set up so must be in the file.
     if may("sandbox", is_root()) {
-        let words = refused(&place, &["add", "tap:rf1,bridge=br0"]);
+        let words = place.refused(&["add", "tap:rf1,bridge=br0"]);
         assert!(words.contains("only as its configuration file has them"), "{words}");
     }
     let removed = place.ctl(&["remove", "rf0"]);
@@ -856,7 +848,7 @@ fn a_socket_has_the_permissions_that_its_port_asks_for() {
         assert_eq!(access("d").1, 9876);
     }
     let flag = format!("vhost-user:{},socket_group=nobody-has-this", place.socket("e").display());
-    assert!(refused(&place, &["add", &flag]).contains("there is no group \"nobody-has-this\" in /etc/group"));
+    assert!(place.refused(&["add", &flag]).contains("there is no group \"nobody-has-this\" in /etc/group"));
     assert_eq!(place.files(), ["a.sock", "b.sock", "c.sock", "control", "d.sock", "rf.toml"]);
     switch.stop();
 }
@@ -920,7 +912,7 @@ fn a_port_that_is_drained_takes_nothing_more_and_gives_away_what_it_has() {
     let cut = place.ctl(&["remove", "b", "--drain=1", "--runtime"]);
     assert!(cut.ends_with("; after 1 s it still had packets to send or to take, which are lost\n"), "{cut}");
     assert_eq!(place.ctl(&["remove", "x", "--if-exists", "--drain=3"]), "x: there is no such port\n");
-    assert!(refused(&place, &["remove", "x", "--drain"]).contains("there is no port \"x\""));
+    assert!(place.refused(&["remove", "x", "--drain"]).contains("there is no port \"x\""));
     switch.stop();
 }
 
@@ -1061,7 +1053,7 @@ fn a_group_that_there_is_not_costs_no_guest_its_connection() {
     let group = table(&place, "a", "socket_group = 'no-such-group'\n");
     fs::write(file(&place), text.replacen(&table(&place, "a", ""), &group, 1)).unwrap();
     for words in [&["reload", "--dry-run"][..], &["reload"]] {
-        let said = refused(&place, words);
+        let said = place.refused(words);
         assert!(said.contains("port a: socket_group: there is no group \"no-such-group\""), "{said}");
     }
     assert_eq!(switch.port("a").counters["connections"], 1);

@@ -58,16 +58,6 @@ fn to_b(place: &Place) -> WireDirection {
     wires[0].directions[0].clone()
 }
 
-/// Runs `ringferry ctl` with words that are refused; returns the line that says why.
-#[track_caller]
-fn refused(place: &Place, words: &[&str]) -> String {
-    let output = ringferry().arg("ctl").arg("--control").arg(place.control()).args(words).output().unwrap();
-    assert_eq!(output.status.code(), Some(1), "{words:?}");
-    let text = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(text.lines().count(), 1, "{text}");
-    text
-}
-
 /// A frame to this address, of this type, with this behind it.
 fn of_type(to: [u8; 6], from: Mac, rest: &[u8]) -> Vec<u8> {
     let mut frame = [&to[..], &from.0, rest].concat();
@@ -171,7 +161,7 @@ fn impairments_change_while_frames_are_under_way_and_are_kept_in_the_file() {
     a.send(&frame(b.mac, a.mac, 100, 5));
     assert_eq!(b.receive_plain(), frame(b.mac, a.mac, 100, 5));
     std::fs::write(&path, text.replace("1ms", "quick")).unwrap();
-    let error = refused(&place, &["reload"]);
+    let error = place.refused_in_a_line(&["reload"]);
     assert!(error.contains("wire.delay: \"quick\" is not a number with one of the units"), "{error}");
     std::fs::write(&path, &text).unwrap();
     a.send(&frame(b.mac, a.mac, 100, 6));
@@ -226,7 +216,7 @@ fn what_cannot_be_is_refused_in_a_line_and_changes_nothing() {
         (&["remove", "a"], "a is an end of the wire w: take that out first (`ringferry ctl wire remove w`)"),
         (&["remove", "a", "--drain"], "a is an end of the wire w"),
     ] {
-        let text = refused(&place, words);
+        let text = place.refused_in_a_line(words);
         assert!(text.contains(said), "{words:?}: {text}");
     }
     assert_eq!(to_b(&place).impairments["delay"], "1ms");
