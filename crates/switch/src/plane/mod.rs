@@ -48,6 +48,7 @@ pub use port::Steering;
 pub use queues::{Delivery, DirectRead, FrameCost, Lease, PortHandle, Queues, Taken, Watch};
 pub(crate) use wire::{BUCKETS, ModelState, WireState};
 pub use worker::Workers;
+pub(crate) use worker::departed::REST;
 pub use worker::fault::{FaultReporter, PortFault};
 pub(crate) use worker::handles::Stopping;
 pub use worker::handles::{Late, Owners, Placement};

@@ -5,13 +5,10 @@
 //! port's.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::fdb::PortId;
-
-/// How long a freed id rests. After that, no frame for the id's last port is under way between two workers, nor
-/// an address that was learned behind that port.
-const REST: Duration = Duration::from_secs(10);
+use crate::plane::REST;
 
 /// Allocates ids from 0 on.
 #[derive(Debug, Default)]

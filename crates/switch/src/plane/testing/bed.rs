@@ -124,6 +124,16 @@ impl Bed {
     /// # Panics
     /// No port has had that number.
     pub fn add_as(&mut self, id: PortId, port: &HeapPort) -> Arc<Wire> {
+        self.add_while(id, port, |_, _| ())
+    }
+
+    /// The same, and what happens when the first worker knows of the port, which has its queues, and no other one does.
+    pub fn add_while(
+        &mut self,
+        id: PortId,
+        port: &HeapPort,
+        meanwhile: impl FnOnce(&mut Bed, &Wire),
+    ) -> Arc<Wire> {
         let (cost, queues) = match port.pairs {
             Some(pairs) => (FrameCost::Descriptor, pairs),
             None => (FrameCost::SystemCall, 1),
@@ -142,15 +152,20 @@ impl Bed {
         let owners = crate::plane::Owners(vec![port.first]);
         self.owners.add(id, &steering, &owners, queues, self.workers.len());
         self.set_rules(id, &port.rules);
-        for worker in 0..self.workers.len() {
+        let add = |worker| {
             let name = format!("heap{}", id.0).into();
             let handle = PortHandle { id, name, counters: totals.of(worker) };
             let queues = HeapQueues::new(handle.clone(), Arc::clone(&wire), shared.clone());
-            for command in (NewPort { handle, queues, steering: steering.clone() }).commands() {
-                self.execute(worker, command);
-            }
+            Command::AddPort(Box::new(NewPort { handle, queues, steering: steering.clone() }))
+        };
+        let first = self.owners.of(id, 0);
+        self.execute(first, add(first));
+        self.execute(first, Command::Start(id, Box::new(0)));
+        meanwhile(self, &wire);
+        for worker in (0..self.workers.len()).filter(|worker| *worker != first) {
+            self.execute(worker, add(worker));
         }
-        for queue in 0..queues {
+        for queue in 1..queues {
             self.execute(self.owners.of(id, queue), Command::Start(id, Box::new(queue)));
         }
         self.ports[usize::from(id.0)] = Some(totals);

@@ -57,9 +57,7 @@ impl<P: Queues> Lone<P> {
         let handle = PortHandle { id, name: "lone".into(), counters: totals.of(0) };
         let queues = make(handle.clone(), self.faults.reporter());
         let steering = Steering::Pairs(Arc::clone(shared));
-        for command in (NewPort { handle, queues, steering }).commands() {
-            self.worker.execute(command);
-        }
+        self.worker.execute(Command::AddPort(Box::new(NewPort { handle, queues, steering })));
         for start in starts {
             self.worker.execute(Command::Start(id, Box::new(start)));
         }

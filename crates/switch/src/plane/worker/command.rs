@@ -97,14 +97,6 @@ pub(crate) struct NewPort<P> {
     pub(crate) steering: Steering,
 }
 
-impl<P: Queues> NewPort<P> {
-    /// What a worker is told, in order. Addresses are forgotten as the number may have been another port's, of which news may have come after it was
-    /// removed.
-    pub(crate) fn commands(self) -> [Command<P>; 2] {
-        [Command::Forget(self.handle.id), Command::AddPort(Box::new(self))]
-    }
-}
-
 /// A command on its way to a worker.
 pub(crate) struct Posted<P: Queues> {
     pub(crate) command: Command<P>,

@@ -213,6 +213,7 @@ impl<P: Queues> Worker<P> {
         }
         let policy = self.policies.get(at).cloned().flatten();
         let (id, wire) = (handle.id, policy.as_deref().and_then(PortPolicy::wire).cloned());
+        self.departed.remove(id);
         self.ports[at] = Some(Port::new(handle, queues, steering, policy));
         self.set_wire(id, wire.as_ref());
         self.find_peers();
@@ -264,6 +265,7 @@ impl<P: Queues> Worker<P> {
         self.forwarder.holes.forget(id);
         self.active.retain(|active| active.source.port != id);
         self.fdb.remove_port(id, self.seconds);
+        self.departed.add(id, self.clock);
         self.set_policy(id, None);
     }
 

@@ -315,8 +315,8 @@ impl<P: Queues> Workers<P> {
         self.workers.iter().map(ask).collect()
     }
 
-    /// Serves a port, at first without queues; `queues` makes each worker's part of it. The number may have been another port's, whose
-    /// addresses are forgotten.
+    /// Serves a port, at first without queues; `queues` makes each worker's part of it. The number may have been another port's, if that was removed
+    /// [`REST`](super::departed::REST) ago.
     pub fn add_port(
         &self,
         id: PortId,
@@ -332,7 +332,7 @@ impl<P: Queues> Workers<P> {
             let handle = PortHandle { id, name: Arc::clone(&name), counters: totals.of(number) };
             let queues = queues(number, &handle);
             let new = NewPort { handle, queues, steering: steering.clone() };
-            new.commands().into_iter().for_each(|command| worker.send(command));
+            worker.send(Command::AddPort(Box::new(new)));
         }
     }
 

@@ -27,6 +27,7 @@
 //! | `mod` | the loop: poll what is active, arm what is idle, sleep when nothing is active |
 //! | `fair` | deficit round robin: which port may be served |
 //! | `debts` | receivers whose buffers cost more than their share |
+//! | `departed` | ports that were removed a moment ago, of which others may still tell |
 //! | `execute` | commands of the control plane, carried out between two bursts |
 //! | `direct` | a port that is read directly into the sole receiver's buffers |
 //! | `command` | the commands |
@@ -66,6 +67,7 @@ use crate::plane::queues::{Lease, Queues, Source};
 mod audit;
 pub(crate) mod command;
 mod debts;
+pub(crate) mod departed;
 mod direct;
 mod execute;
 mod fair;
@@ -79,6 +81,7 @@ mod wires;
 use audit::{Auditor, Look};
 use command::{Inbox, Posted};
 use debts::Debts;
+use departed::Departed;
 use fair::Accounts;
 pub use handles::Workers;
 use handover::Standing;
@@ -171,6 +174,7 @@ pub(crate) struct Worker<P: Queues> {
     handed: Vec<PortId>,
     accounts: Accounts,
     debts: Debts,
+    departed: Departed,
     /// Work done since the worker was started.
     worked: u64,
     /// A source that has work was left out of the last round.
@@ -225,6 +229,7 @@ impl<P: Queues> Worker<P> {
             handed: Vec::new(),
             accounts: Accounts::default(),
             debts: Debts::default(),
+            departed: Departed::default(),
             worked: 0,
             left_out: false,
             auditor: Auditor::default(),
@@ -468,6 +473,9 @@ impl<P: Queues> Worker<P> {
         for _ in 0..BURST {
             let Some(News(vid, mac, port)) = self.handoff.hear() else { break };
             moved = true;
+            if self.departed.contains(port, self.clock) {
+                continue;
+            }
             let _ = self.fdb.learn(vid, mac, port, self.seconds);
             self.charge(port, cost::LEARN);
         }

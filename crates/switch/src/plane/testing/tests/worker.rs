@@ -13,6 +13,7 @@ use ringferry_packet::vnet::Header;
 
 use crate::config::SwitchConfig;
 use crate::fdb::PortId;
+use crate::plane::REST;
 use crate::plane::handoff::ring::DEPTH;
 use crate::plane::testing::{Bed, HeapFrame, HeapPort, Wire};
 use crate::rules::{Limits, Rate, Rules};
@@ -607,6 +608,21 @@ fn an_address_of_which_a_worker_hears_too_late_does_not_outlive_its_port() {
     bed.add_as(PortId(1), &HeapPort { first: 1, ..HeapPort::default() });
     bed.run();
     assert!(is_flooded(&mut bed, &wires));
+}
+
+/// A worker hears of an address before it has been told of the port, whose number was another port's: it knows it when it is told.
+#[test]
+fn an_address_of_which_a_worker_hears_before_it_knows_the_port_is_not_forgotten() {
+    let (mut bed, mut wires) = three_ports();
+    bed.remove(PortId(1));
+    bed.run();
+    bed.advance(REST.as_micros() as u64);
+    let port = HeapPort { first: 1, ..HeapPort::default() };
+    wires[1] = bed.add_while(PortId(1), &port, |bed, wire| {
+        wire.send(0, frame(1, 0, 0));
+        bed.run();
+    });
+    assert!(!is_flooded(&mut bed, &wires));
 }
 
 /// A queue is armed when it has been empty for long while others are busy, or when nothing moves at all: a frame that comes just then, and without a
