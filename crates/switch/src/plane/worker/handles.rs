@@ -315,8 +315,7 @@ impl<P: Queues> Workers<P> {
         self.workers.iter().map(ask).collect()
     }
 
-    /// Serves a port, at first without queues; `queues` makes each worker's part of it. The number may have been another port's, if that was removed
-    /// [`REST`](super::departed::REST) ago.
+    /// Serves a port, at first without queues; `queues` makes each worker's part of it. The number may have been another port's, if it has rested since.
     pub fn add_port(
         &self,
         id: PortId,
