@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::rules::{RulesByKey, kept, settings};
+use crate::snapshot::PortState;
 use crate::text::{Table, short_count};
 
 /// A wire, with what it does to frames and what has become of them.
@@ -39,6 +40,9 @@ pub struct WireDirection {
     pub to: String,
     /// Whether both ports are there.
     pub joined: bool,
+    /// What the receiving port can do; absent: it is not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to_state: Option<PortState>,
     /// The impairments that are not as they are by default: keys and values are those of the configuration file.
     pub impairments: RulesByKey,
     /// Frames that have reached the receiver.
@@ -136,6 +140,7 @@ impl Wires {
             "<WIRE",
             "<FROM",
             "<TO",
+            "<STATE",
             ">PASSED",
             ">LOST",
             ">NO-ROOM",
@@ -156,7 +161,7 @@ impl Wires {
                     one.corrupted,
                     one.waiting,
                 ];
-                let names = [&wire.name, &one.from, &one.to].map(String::clone);
+                let names = [&wire.name, &one.from, &one.to, one.state()].map(str::to_owned);
                 table.row(names.into_iter().chain(counts.map(short_count)).collect::<Vec<_>>());
             }
         }
@@ -165,6 +170,13 @@ impl Wires {
             text += &wire.details();
         }
         text
+    }
+}
+
+impl WireDirection {
+    /// What the receiving port can do, in a word.
+    fn state(&self) -> &str {
+        self.to_state.map_or("no-port", PortState::name)
     }
 }
 
@@ -184,6 +196,14 @@ impl Wire {
         }
         if self.directions.iter().any(|one| !one.joined) {
             text += "  nothing passes: one of its ports is not there\n";
+            return text;
+        }
+        for one in self.directions.iter().filter(|one| one.to_state != Some(PortState::Up)) {
+            let to = &one.to;
+            text += &format!(
+                "  nothing reaches {to}, which is {}: `ringferry ctl why {to}` says why\n",
+                one.state()
+            );
         }
         text
     }
@@ -227,6 +247,7 @@ mod tests {
             from: from.to_owned(),
             to: to.to_owned(),
             joined: true,
+            to_state: Some(PortState::Up),
             impairments: [("delay".to_owned(), "10ms".into()), ("loss".to_owned(), "0.1%".into())].into(),
             passed: 98,
             lost: 2,
@@ -254,7 +275,7 @@ mod tests {
         assert_eq!(Wires::default().to_text(), "there is no wire\n");
         let text = Wires { wires: vec![wire()] }.to_text();
         let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
-        assert_eq!(rows[1], ["w", "r1", "r2", "98", "2", "0", "0", "0", "0", "0"]);
+        assert_eq!(rows[1], ["w", "r1", "r2", "up", "98", "2", "0", "0", "0", "0", "0"]);
         assert_eq!(rows[2][..3], ["w", "r2", "r1"]);
         let rest: Vec<_> = text.lines().skip(4).collect();
         let expected = [
@@ -264,6 +285,21 @@ mod tests {
             "  r2 to r1: no impairments",
         ];
         assert_eq!(rest, expected);
+    }
+
+    #[test]
+    fn a_port_that_takes_nothing_is_named_with_its_state() {
+        let mut wire = wire();
+        wire.directions[1].to_state = Some(PortState::Listening);
+        let text = Wires { wires: vec![wire.clone()] }.to_text();
+        let row = text.lines().nth(2).unwrap();
+        assert_eq!(row.split_whitespace().nth(3), Some("listening"));
+        let said = "  nothing reaches r1, which is listening: `ringferry ctl why r1` says why";
+        assert_eq!(text.lines().last(), Some(said));
+        (wire.directions[1].to_state, wire.directions[0].joined) = (None, false);
+        let text = Wires { wires: vec![wire] }.to_text();
+        assert_eq!(text.lines().nth(2).unwrap().split_whitespace().nth(3), Some("no-port"));
+        assert_eq!(text.lines().last(), Some("  nothing passes: one of its ports is not there"));
     }
 
     #[test]

@@ -346,13 +346,15 @@ fn wire() -> impl Strategy<Value = Wire> {
         .prop_map(|(at_most_microseconds, frames)| LateFrames { at_most_microseconds, frames });
     let late = (vec(bucket, 0..3), any::<u64>())
         .prop_map(|(buckets, max_microseconds)| Lateness { buckets, max_microseconds });
-    let way = ([text(), text()], any::<bool>(), rules(), any::<[u64; 8]>(), late).prop_map(
-        |([from, to], joined, impairments, counts, late)| {
+    let state = option::of(prop::sample::select(PortState::ALL.to_vec()));
+    let way = ([text(), text()], any::<bool>(), state, rules(), any::<[u64; 8]>(), late).prop_map(
+        |([from, to], joined, to_state, impairments, counts, late)| {
             let [passed, lost, no_room, duplicated, reordered, corrupted, waiting, waiting_bytes] = counts;
             WireDirection {
                 from,
                 to,
                 joined,
+                to_state,
                 impairments,
                 passed,
                 lost,

@@ -566,9 +566,7 @@ impl Requests<'_> {
             ..snapshot::worker(counters, uptime)
         });
         let workers = workers.collect();
-        for port in ports.iter_mut().filter(|port| self.links.is_down(&port.name)) {
-            port.state = PortState::AdminDown;
-        }
+        self.mark_links(&mut ports);
         let mirrors = self.all_mirrors(&ports).mirrors;
         Snapshot {
             version: VERSION,
@@ -584,6 +582,20 @@ impl Requests<'_> {
             mirrors,
             wires: self.config.wires.iter().map(wires::ends).collect(),
             troubles: self.troubles(),
+        }
+    }
+
+    /// Returns what each port can do.
+    fn port_states(&self) -> BTreeMap<String, PortState> {
+        let mut ports = self.ports.snapshots();
+        self.mark_links(&mut ports);
+        ports.into_iter().map(|port| (port.name, port.state)).collect()
+    }
+
+    /// Has ports whose link the administrator has taken down say so.
+    fn mark_links(&self, ports: &mut [PortSnapshot]) {
+        for port in ports.iter_mut().filter(|port| self.links.is_down(&port.name)) {
+            port.state = PortState::AdminDown;
         }
     }
 

@@ -20,7 +20,7 @@ use ringferry_virtio_net::queue_index;
 
 use crate::explain::{Abilities, in_words};
 use crate::fdb::{Learned, PortId};
-use crate::impairments::WireEnd;
+use crate::impairments::{Loss, Share, WireEnd};
 use crate::plane::capture::CaptureId;
 use crate::plane::walk::{Entry, Exit, Imaginary, Owner, Software, Target, Walk};
 use crate::plane::{Delivery, Late, Membership, Retag, tag};
@@ -505,8 +505,15 @@ impl Words<'_> {
 
     /// Says what happens at one port; in short, only what is lost there.
     fn exit(&mut self, name: &str, worker: usize, vid: Vid, retag: Retag, exit: &Exit, in_short: bool) {
-        let mut steps = Vec::new();
-        std::mem::swap(&mut steps, &mut self.steps);
+        let before = std::mem::take(&mut self.steps);
+        self.leaves(name, worker, vid, retag, exit);
+        let steps = std::mem::replace(&mut self.steps, before);
+        let is_loss = |step: &TraceStep| step.verdict == TraceVerdict::Drops;
+        self.steps.extend(steps.into_iter().filter(|step| !in_short || is_loss(step)));
+    }
+
+    /// Says what happens at one port.
+    fn leaves(&mut self, name: &str, worker: usize, vid: Vid, retag: Retag, exit: &Exit) {
         let tag_text = match retag {
             Retag::Keep => "It leaves with the tag that it has, or has not.".to_owned(),
             Retag::Strip => "Its tag is removed.".to_owned(),
@@ -515,6 +522,10 @@ impl Words<'_> {
         };
         let wire = (self.known.rules)(name).wire;
         match &wire {
+            Some(end) if end.impairments.loss == Loss::Random(Share::ALL) => {
+                let text = format!("The wire {} loses all that it carries to {name} (loss=100%).", end.wire);
+                return self.drop(name, "wire", DropReason::WireLoss, 1, text);
+            }
             Some(end) => self.say(name, "wire", TraceVerdict::Passes, meets(end)),
             None => {
                 self.say(name, "rules", TraceVerdict::Passes, format!("{name} is in its VLAN. {tag_text}"));
@@ -582,9 +593,6 @@ impl Words<'_> {
         if packets > 0 {
             self.delivered.push(TraceDelivery { port: name.to_owned(), packets, longest, vlan, waits });
         }
-        std::mem::swap(&mut steps, &mut self.steps);
-        let is_loss = |step: &TraceStep| step.verdict == TraceVerdict::Drops;
-        self.steps.extend(steps.into_iter().filter(|step| !in_short || is_loss(step)));
     }
 
     /// Says what the receiver's ring has to say to the packets.

@@ -493,7 +493,9 @@ fn wire_of(settings: &[String], from: Option<String>) -> Wire {
     let pairs = settings.iter().filter_map(|setting| setting.split_once('='));
     let impairments = pairs.map(|(key, value)| (key.to_owned(), value.into())).collect();
     let (from, to) = (from.unwrap_or_else(|| "r1".to_owned()), "r2".to_owned());
-    let direction = WireDirection { from, to, joined: true, impairments, ..WireDirection::default() };
+    let to_state = Some(PortState::Up);
+    let direction =
+        WireDirection { from, to, joined: true, to_state, impairments, ..WireDirection::default() };
     Wire { name: "w".to_owned(), seed: 7, seed_is_set: true, directions: vec![direction] }
 }
 

@@ -124,6 +124,27 @@ fn everything_passes_a_wire_byte_for_byte_and_nobody_else_sees_it() {
     switch.stop();
 }
 
+/// Whoever looks at one end is told of the other one, of which nobody is there.
+#[test]
+fn who_asks_for_one_end_hears_that_the_other_takes_nothing() {
+    let place = Place::new();
+    let (switch, [_a, b, _c]) = start(&place, "");
+    assert_eq!(to_b(&place).to_state, Some(PortState::Up));
+    drop(b);
+    switch.until("b", "its guest has gone", |port| port.state == PortState::Listening);
+    assert_eq!(to_b(&place).to_state, Some(PortState::Listening));
+    let shown = place.ctl(&["wire"]);
+    assert!(
+        shown.contains("nothing reaches b, which is listening: `ringferry ctl why b` says why"),
+        "{shown}"
+    );
+    let why = place.ctl(&["why", "a"]);
+    assert!(
+        why.contains("a is an end of the wire w, and nothing passes, as b at the other is listening."),
+        "{why}"
+    );
+}
+
 #[test]
 fn impairments_change_while_frames_are_under_way_and_are_kept_in_the_file() {
     let place = Place::new();
@@ -148,6 +169,9 @@ fn impairments_change_while_frames_are_under_way_and_are_kept_in_the_file() {
 
     // One direction loses everything, and says so.
     place.ctl(&["wire", "set", "w", "loss=100%", "--from", "a", "--runtime"]);
+    let trace = place.ctl(&["trace", "a", "b"]);
+    assert!(trace.contains("The wire w loses all that it carries to b (loss=100%)."), "{trace}");
+    assert!(!place.ctl(&["trace", "b", "a"]).contains("loses all"));
     assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
     a.send(&frame(b.mac, a.mac, 100, 3));
     b.send(&frame(a.mac, b.mac, 100, 4));

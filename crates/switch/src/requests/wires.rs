@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use ringferry_control::snapshot::PortState;
 use ringferry_control::wire::{
     LateFrames, Lateness, Wire as Shown, WireChange, WireDirection, WireEnds, Wires,
 };
@@ -18,6 +19,14 @@ use crate::impairments::Wire;
 use crate::plane::{BUCKETS, WireState};
 use crate::privileged::NotKept;
 use crate::snapshot::wire_by_key;
+
+/// What is asked of the workers and of the ports for all wires at once.
+struct Known {
+    /// What waits at the ends of wires.
+    waiting: BTreeMap<PortId, WireState>,
+    /// What each port can do.
+    ports: BTreeMap<String, PortState>,
+}
 
 /// Returns the ends of a wire, as they are shown.
 pub(super) fn ends(wire: &Wire) -> WireEnds {
@@ -70,26 +79,26 @@ impl Requests<'_> {
             Some(name) => std::slice::from_ref(self.config.wire(name)?),
             None => &self.config.wires,
         };
-        let states = self.wire_states();
-        Ok(Wires { wires: wires.iter().map(|wire| self.shown(wire, &states)).collect() })
+        let known = self.known_of_wires();
+        Ok(Wires { wires: wires.iter().map(|wire| self.shown(wire, &known)).collect() })
     }
 
-    /// Returns what waits at the ends of wires, of all workers together.
-    fn wire_states(&self) -> BTreeMap<PortId, WireState> {
-        let mut all: BTreeMap<PortId, WireState> = BTreeMap::new();
+    /// Returns what waits at the ends of wires, of all workers together, and what ports can do.
+    fn known_of_wires(&self) -> Known {
+        let mut known = Known { waiting: BTreeMap::new(), ports: self.port_states() };
         for (port, state) in self.workers.wires() {
-            all.entry(port).or_default().add(&state);
+            known.waiting.entry(port).or_default().add(&state);
         }
-        all
+        known
     }
 
-    fn shown(&self, wire: &Wire, states: &BTreeMap<PortId, WireState>) -> Shown {
+    fn shown(&self, wire: &Wire, known: &Known) -> Shown {
         let seeds = self.ports.drawn_seeds();
         let seed = wire.seed.or_else(|| seeds.get(&wire.name).copied());
         let [a, b] = &wire.ports;
         let ways = [(a, b), (b, a)].into_iter().zip(&wire.directions);
         let directions =
-            ways.map(|((from, to), impairments)| self.direction(from, to, wire_by_key(impairments), states));
+            ways.map(|((from, to), impairments)| self.direction(from, to, wire_by_key(impairments), known));
         Shown {
             name: wire.name.clone(),
             seed: seed.unwrap_or_default(),
@@ -98,25 +107,21 @@ impl Requests<'_> {
         }
     }
 
-    fn direction(
-        &self,
-        from: &str,
-        to: &str,
-        impairments: RulesByKey,
-        states: &BTreeMap<PortId, WireState>,
-    ) -> WireDirection {
+    fn direction(&self, from: &str, to: &str, impairments: RulesByKey, known: &Known) -> WireDirection {
         let (there, receiver) = (self.ports.interface(from).is_some(), self.ports.interface(to));
         let shown = WireDirection {
             from: from.to_owned(),
             to: to.to_owned(),
             joined: there && receiver.is_some(),
+            to_state: known.ports.get(to).copied(),
             impairments,
             ..WireDirection::default()
         };
         let Some(receiver) = receiver else { return shown };
         let counters = receiver.counters;
         let drops = |reason: DropReason| counters.drops_by_name().get(reason.name()).copied().unwrap_or(0);
-        let WireState { frames, bytes, lateness } = states.get(&receiver.id).cloned().unwrap_or_default();
+        let WireState { frames, bytes, lateness } =
+            known.waiting.get(&receiver.id).cloned().unwrap_or_default();
         let bounds = BUCKETS.iter().map(|nanos| Some(nanos / 1000)).chain([None]);
         let bucket = |(at_most_microseconds, frames)| LateFrames { at_most_microseconds, frames };
         WireDirection {
@@ -195,7 +200,7 @@ impl Requests<'_> {
     /// Takes a wire out.
     pub(super) fn remove_wire(&mut self, name: &str, runtime: bool) -> Result<Answer, String> {
         let wire = self.config.wire(name)?.clone();
-        let shown = self.shown(&wire, &self.wire_states());
+        let shown = self.shown(&wire, &self.known_of_wires());
         let mut wires = self.config.wires.clone();
         wires.retain(|there| there.name != wire.name);
         self.rewire(wires);
@@ -226,7 +231,7 @@ impl Requests<'_> {
     }
 
     fn wire_changed(&self, wire: &Wire, persistent: bool, note: String) -> Answer {
-        let wire = self.shown(wire, &self.wire_states());
+        let wire = self.shown(wire, &self.known_of_wires());
         Answer::WireChanged(Box::new(WireChange { wire, removed: false, persistent, note }))
     }
 

@@ -2,7 +2,7 @@
 
 use ringferry_control::DropReason;
 use ringferry_control::explain::{Cost, Way};
-use ringferry_control::snapshot::{FdbEntry, Negotiated, PortSnapshot};
+use ringferry_control::snapshot::{FdbEntry, Negotiated, PortSnapshot, PortState};
 use ringferry_control::trace::{Trace, TraceProtocol, TraceRequest, TraceStep, TraceVerdict};
 use ringferry_control::why::Effect;
 
@@ -75,18 +75,20 @@ fn look_at_quarantine(known: &Known<'_>, own: &Abilities, findings: &mut Finding
 fn look_at_wire(known: &Known<'_>, own: &Abilities, findings: &mut Findings) -> bool {
     let Some(WireEnd { wire, peer, .. }) = (known.rules)(&own.name).wire else { return false };
     let name = &own.name;
-    if known.snapshot.ports.iter().any(|port| port.name == peer) {
-        let text = format!(
-            "{name} is an end of the wire {wire}: it exchanges frames with {peer} alone, which gets all that it sends."
-        );
+    let state = known.snapshot.ports.iter().find(|port| port.name == peer).map(|port| port.state);
+    let is_end = format!("{name} is an end of the wire {wire}");
+    if state == Some(PortState::Up) {
+        let text = format!("{is_end}: it exchanges frames with {peer} alone, which gets all that it sends.");
         let remedy = format!(
             "`ringferry ctl wire show {wire}` says what happens on the way, `ringferry ctl wire remove {wire}` takes the wire out."
         );
         findings.add(END_OF_WIRE, Effect::Notes, 0.0, text, remedy);
+    } else if let Some(state) = state {
+        let text = format!("{is_end}, and nothing passes, as {peer} at the other is {}.", state.name());
+        let remedy = format!("`ringferry ctl why {peer}` says why that is.");
+        findings.add(END_OF_WIRE, Effect::Stops, 100.0, text, remedy);
     } else {
-        let text = format!(
-            "{name} is an end of the wire {wire}, and nothing passes, as there is no {peer} at the other."
-        );
+        let text = format!("{is_end}, and nothing passes, as there is no {peer} at the other.");
         let remedy = format!("Add that port, or take the wire out: `ringferry ctl wire remove {wire}`.");
         findings.add(END_OF_WIRE, Effect::Stops, 100.0, text, remedy);
     }
