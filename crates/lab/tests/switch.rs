@@ -63,7 +63,7 @@ fn good(rows: &[Value], ends: &str) {
 
 #[test]
 fn every_figure_of_ours_between_guests_and_the_kernels_side_of_a_tap() {
-    let rows = lab("(guest-guest ports=2 frames=64|tap.* ports=2 frames=1500) .* switch=ringferry");
+    let rows = lab("(guest-guest ports=2 frames=64|tap.* ports=2 frames=1500) .* switch=ringferry$");
     for (ends, frames) in [("guest-guest", "64"), ("guest-tap", "1500"), ("tap-guest", "1500")] {
         let rows: Vec<Value> = rows
             .iter()

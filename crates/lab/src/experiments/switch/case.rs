@@ -45,6 +45,8 @@ impl fmt::Display for Ends {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Who {
     Ringferry,
+    /// And with a firewall at each port: 10 000 networks that it denies, of which no frame is, and all else allowed.
+    Firewall,
     /// From port to port as it comes.
     TestpmdIo,
     /// And with new Ethernet addresses.
@@ -55,7 +57,12 @@ pub(super) enum Who {
 }
 
 impl Who {
-    pub(super) const ALL: [Who; 5] = [Who::Ringferry, Who::TestpmdIo, Who::TestpmdMac, Who::Ovs, Who::Bridge];
+    pub(super) const ALL: [Who; 6] =
+        [Who::Ringferry, Who::Firewall, Who::TestpmdIo, Who::TestpmdMac, Who::Ovs, Who::Bridge];
+
+    pub(super) fn is_ringferry(self) -> bool {
+        matches!(self, Who::Ringferry | Who::Firewall)
+    }
 
     pub(super) fn is_testpmd(self) -> bool {
         matches!(self, Who::TestpmdIo | Who::TestpmdMac)
@@ -66,6 +73,7 @@ impl fmt::Display for Who {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Who::Ringferry => "ringferry",
+            Who::Firewall => "ringferry-firewall",
             Who::TestpmdIo => "testpmd-io",
             Who::TestpmdMac => "testpmd-mac",
             Who::Ovs => "ovs-dpdk",
@@ -208,7 +216,9 @@ impl Case {
             1 => !guests && self.frames == Frames::Mtu,
             _ => false,
         };
-        self.ports == 2 && asked
+        // What a firewall costs shows with small frames.
+        let shows = self.who != Who::Firewall || guests && self.frames == Frames::Smallest;
+        self.ports == 2 && asked && shows
     }
 
     pub(super) fn labels(&self, figure: Figure) -> Labels {
@@ -296,7 +306,7 @@ mod tests {
 
     #[test]
     fn every_row_has_a_name_of_its_own_and_ours_is_in_its_group() {
-        for (all, count) in [(true, 3 * 2 * 4 * 3 * 5), (false, 8 * 5)] {
+        for (all, count) in [(true, 3 * 2 * 4 * 3 * 6), (false, 8 * 5 + 1)] {
             let cases = Case::matrix(all);
             assert_eq!(cases.len(), count);
             let rows = || cases.iter().flat_map(|case| Figure::ALL.map(|figure| (case, figure)));

@@ -181,7 +181,7 @@ impl Conditions {
         if self.setup.cpus.len() < 2 {
             return Some(("needs two processors, one for the ends and one for the switch".into(), None));
         }
-        if let (Who::Ringferry, Some(why)) = (case.who, self.setup.without_program()) {
+        if let Some(why) = self.setup.without_program().filter(|_| case.who.is_ringferry()) {
             return Some((why, None));
         }
         if case.who.is_testpmd() && self.testpmd.is_none() {
@@ -261,7 +261,7 @@ fn measure(
     let megabytes = match case.who {
         Who::TestpmdIo | Who::TestpmdMac => testpmd::MEGABYTES,
         Who::Ovs => ovs::MEGABYTES,
-        Who::Ringferry | Who::Bridge => 0,
+        Who::Ringferry | Who::Firewall | Who::Bridge => 0,
     };
     let pages = if megabytes > 0 { HugePages::reserve(megabytes << 20, run.stop)? } else { None };
     let order = Order {

@@ -108,7 +108,7 @@ impl Contest {
         let cpus = cpu::allowed()?;
         cpu::pin_current_thread(order.cpus[1])?;
         let started = match order.case.who {
-            Who::Ringferry => ringferry::start(order, program),
+            Who::Ringferry | Who::Firewall => ringferry::start(order, program),
             Who::TestpmdIo | Who::TestpmdMac => testpmd::start(order),
             Who::Ovs => ovs::start(order),
             Who::Bridge => bridge::start(order),
