@@ -34,6 +34,9 @@ pub struct FirewallReport {
     pub flows: u64,
     /// Conversations that there is room for.
     pub flows_max: u64,
+    /// The names of its rules, each with the addresses that it has now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub names: Vec<NameReport>,
     /// What was denied of late, the newest first.
     pub denials: Vec<DenialReport>,
     /// Denials since the switch was started that are in no such list, as there were too many.
@@ -41,6 +44,37 @@ pub struct FirewallReport {
     /// The conversations, if they were asked for: those with the most bytes first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conversations: Vec<FlowReport>,
+}
+
+/// The firewalls of all ports that have one: the answer to `ringferry ctl firewall` without a port.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Firewalls {
+    /// In the order of the ports.
+    pub firewalls: Vec<FirewallSummary>,
+}
+
+/// The firewall of a port, in a line.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct FirewallSummary {
+    /// The port.
+    pub port: String,
+    /// The policy.
+    pub policy: String,
+    /// Whether what would be denied passes, as the policy is tried out.
+    pub dry_run: bool,
+    /// Its rules; absent: there is no such policy, and nothing passes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rules: Option<u64>,
+    /// Conversations that are known.
+    pub flows: u64,
+    /// Conversations that there is room for.
+    pub flows_max: u64,
+    /// Frames that have passed, since the policy was last changed.
+    pub passed: u64,
+    /// Frames that were denied since then or, where the policy is tried out, would have been.
+    pub denied: u64,
 }
 
 /// What a rule has counted since the policy was last changed.
@@ -57,6 +91,26 @@ pub struct RuleCounts {
     pub packets: u64,
     /// Bytes of these frames.
     pub bytes: u64,
+}
+
+/// A name of a rule.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct NameReport {
+    /// What is written in the policy.
+    pub name: String,
+    /// The addresses that resolvers have told the guest, a thousand at most.
+    pub addresses: Vec<NameAddress>,
+}
+
+/// An address of a name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct NameAddress {
+    /// The address.
+    pub address: IpAddr,
+    /// Seconds after which the guest has to ask again.
+    pub left_seconds: u64,
 }
 
 /// A direction as policies have it: seen from the guest.
@@ -94,6 +148,9 @@ pub struct DenialReport {
     pub rule: String,
     /// Whether it has passed all the same, as the policy is tried out.
     pub passed: bool,
+    /// The name that the guest has asked a resolver for, if that was denied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
 }
 
 /// Where a reader of denials is: entries that it has seen, by port and worker.
@@ -189,6 +246,9 @@ pub struct FlowReport {
 /// Denials that are shown to people, at most.
 const SHOWN: usize = 20;
 
+/// Addresses of a name that are shown to people, at most.
+const ADDRESSES: usize = 4;
+
 impl FirewallReport {
     /// The rules with their counts, then what was denied, then conversations.
     pub fn to_text(&self) -> String {
@@ -208,6 +268,18 @@ impl FirewallReport {
             table.row([line, rule.text.clone(), flows, packets, bytes]);
         }
         let _ = write!(text, "{table}");
+        if !self.names.is_empty() {
+            text += "\nnames:\n";
+            let mut table = Table::new(&["<NAME", ">ADDRESSES", ">LEFT", "<"]);
+            for NameReport { name, addresses } in &self.names {
+                let left = addresses.iter().map(|address| address.left_seconds).max();
+                let left = left.map_or_else(|| "-".to_owned(), |left| format!("{left} s"));
+                let first: Vec<_> =
+                    addresses.iter().take(ADDRESSES).map(|address| address.address.to_string()).collect();
+                table.row([name.clone(), addresses.len().to_string(), left, first.join(" ")]);
+            }
+            let _ = write!(text, "{table}");
+        }
         if !self.denials.is_empty() {
             text += "\ndenied of late:\n";
             let mut table = Table::new(&[">AGO", "<", "<PROTOCOL", "<GUEST", "<OTHER END", "<BY"]);
@@ -218,7 +290,10 @@ impl FirewallReport {
                     protocol(denial.protocol),
                     end(denial.local, denial.local_port),
                     end(denial.remote, denial.remote_port),
-                    denial.rule.clone(),
+                    match &denial.name {
+                        Some(name) => format!("{}: {name}", denial.rule),
+                        None => denial.rule.clone(),
+                    },
                 ]);
             }
             let _ = write!(text, "{table}");
@@ -251,6 +326,30 @@ impl FirewallReport {
             let _ = write!(text, "{table}");
         }
         text
+    }
+}
+
+impl Firewalls {
+    /// A line for each.
+    pub fn to_text(&self) -> String {
+        if self.firewalls.is_empty() {
+            return "no port has a firewall\n".to_owned();
+        }
+        let headings = ["<PORT", "<POLICY", "<", ">RULES", ">FLOWS", ">ROOM", ">PASSED", ">DENIED"];
+        let mut table = Table::new(&headings);
+        for one in &self.firewalls {
+            let state = match one.rules {
+                None => "no such policy",
+                Some(_) if one.dry_run => "tried out",
+                Some(_) => "in force",
+            };
+            let rules = one.rules.map_or_else(|| "-".to_owned(), |rules| rules.to_string());
+            let [flows, room, passed, denied] =
+                [one.flows, one.flows_max, one.passed, one.denied].map(short_count);
+            let names = [&one.port, &one.policy, state].map(str::to_owned);
+            table.row(names.into_iter().chain([rules, flows, room, passed, denied]).collect::<Vec<_>>());
+        }
+        table.to_string()
     }
 }
 
@@ -297,6 +396,18 @@ mod tests {
             odd: rule(0, "odd", 0),
             flows: 2,
             flows_max: 32768,
+            names: vec![
+                NameReport {
+                    name: "*.cdn.net".to_owned(),
+                    addresses: [(1, 7), (2, 60)]
+                        .map(|(last, left_seconds)| NameAddress {
+                            address: [10, 0, 0, last].into(),
+                            left_seconds,
+                        })
+                        .to_vec(),
+                },
+                NameReport { name: "example.com".to_owned(), addresses: Vec::new() },
+            ],
             denials: vec![DenialReport {
                 seconds_ago: 4,
                 direction: Way::Out,
@@ -308,6 +419,7 @@ mod tests {
                 vlan: 0,
                 rule: "by default: egress deny".to_owned(),
                 passed: false,
+                name: Some("tracker.example".to_owned()),
             }],
             ..FirewallReport::default()
         };
@@ -317,7 +429,35 @@ mod tests {
         let denied = text.lines().find(|line| line.contains("5000")).unwrap();
         let words: Vec<_> = denied.split_whitespace().collect();
         assert_eq!(words[..6], ["4", "s", "out", "udp", "[fd00::1]:5000", "[2001:db8::1]:53"]);
+        assert!(denied.ends_with("by default: egress deny: tracker.example"), "{denied}");
+        let names = text.lines().skip_while(|line| *line != "names:").skip(2).take(2);
+        let names: Vec<_> = names.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        assert_eq!(names, ["*.cdn.net 2 60 s 10.0.0.1 10.0.0.2", "example.com 0 -"]);
         let tried = FirewallReport { dry_run: true, ..report };
         assert!(tried.to_text().contains("tried out only"));
+    }
+
+    #[test]
+    fn all_firewalls_are_a_table() {
+        assert_eq!(Firewalls::default().to_text(), "no port has a firewall\n");
+        let one = FirewallSummary {
+            port: "vm0".to_owned(),
+            policy: "web".to_owned(),
+            ..FirewallSummary::default()
+        };
+        let tried = FirewallSummary {
+            dry_run: true,
+            rules: Some(3),
+            flows: 2,
+            flows_max: 32_768,
+            passed: 70,
+            denied: 1,
+            ..one.clone()
+        };
+        let text = Firewalls { firewalls: vec![one, tried] }.to_text();
+        let rows: Vec<_> =
+            text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        assert_eq!(rows[1], "vm0 web no such policy - 0 0 0 0");
+        assert_eq!(rows[2], "vm0 web tried out 3 2 32.8k 70 1");
     }
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::capture::{CaptureRequest, CaptureStarted, Direction};
 use crate::channels::{Channels, Stats, Steering};
 use crate::explain::Explanation;
-use crate::firewall::{DenialCursor, Denials, FirewallReport};
+use crate::firewall::{DenialCursor, Denials, FirewallReport, Firewalls};
 use crate::guest::GuestSnapshot;
 use crate::mirror::{FdbFlush, LinkChange, Mirrors};
 use crate::ports::{PortChange, Reload};
@@ -246,6 +246,8 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         conversations: Option<usize>,
     },
+    /// The firewalls of all ports. Only a switch has any.
+    Firewalls,
     /// What firewalls have denied since a reader has asked last.
     Denials {
         /// That of this port only.
@@ -327,6 +329,8 @@ pub enum Answer {
     Rules(PortRules),
     /// To [`Request::Firewall`].
     Firewall(Box<FirewallReport>),
+    /// To [`Request::Firewalls`].
+    Firewalls(Firewalls),
     /// To [`Request::Denials`].
     Denials(Denials),
     /// To [`Request::Set`], [`Request::Unset`], [`Request::AddFdb`] and [`Request::RemoveFdb`].

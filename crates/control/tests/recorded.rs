@@ -28,6 +28,7 @@ fn text(answer: &Answer) -> String {
         Answer::Trace(trace) => trace.to_text(),
         Answer::Rules(rules) => rules.to_text(),
         Answer::Firewall(report) => report.to_text(),
+        Answer::Firewalls(all) => all.to_text(),
         Answer::Denials(denials) => denials.to_lines(0).unwrap(),
         Answer::SettingsChanged(change) => change.to_text(),
         Answer::PortChanged(change) => change.to_text(),

@@ -60,6 +60,7 @@ fn request() -> impl Strategy<Value = Request> {
             .prop_map(|(ports, name, settings, runtime)| Request::AddWire { ports, name, settings, runtime }),
         (text(), any::<bool>()).prop_map(|(wire, runtime)| Request::RemoveWire { wire, runtime }),
         text().prop_map(|port| Request::Rules { port }),
+        Just(Request::Firewalls),
         (text(), option::of(0..100usize))
             .prop_map(|(port, conversations)| Request::Firewall { port, conversations }),
         (text(), vec(text(), 0..4), any::<bool>()).prop_map(|(port, settings, runtime)| Request::Set {

@@ -17,8 +17,14 @@ const PER_SECOND: u64 = 100;
 
 const WORDS: usize = 7;
 
+/// Bytes of a name that are kept: names have no more, but for the characters that are escaped where they are shown.
+const MAX_NAME: usize = 255;
+
+/// Words of a name in its ring, of which the first byte is its length.
+const NAME_WORDS: usize = (1 + MAX_NAME).div_ceil(size_of::<u64>());
+
 /// A packet that was denied, or would have been.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Denial {
     /// Second of the switch's clock.
     pub at: u32,
@@ -32,12 +38,16 @@ pub struct Denial {
     pub rule: u16,
     /// It has passed all the same, as the policy is tried out.
     pub passed: bool,
+    /// The name that was asked for, if that is why; at most [`MAX_NAME`] bytes of it.
+    pub name: Option<String>,
 }
 
 /// The ring of one worker.
 #[derive(Debug)]
 struct Ring {
     entries: Box<[[AtomicU64; WORDS]]>,
+    /// The names of the entries that have one; none at all under a policy without resolvers.
+    names: Box<[[AtomicU64; NAME_WORDS]]>,
     /// Entries ever begun, and ever written.
     begun: AtomicU64,
     written: AtomicU64,
@@ -75,9 +85,12 @@ impl Cursor {
 }
 
 impl Denials {
-    pub(crate) fn new(workers: usize, number: u64) -> Denials {
+    /// Makes empty rings, in which names have room if `named`.
+    pub(crate) fn new(workers: usize, number: u64, named: bool) -> Denials {
+        let names = if named { ENTRIES } else { 0 };
         let ring = || Ring {
             entries: (0..ENTRIES).map(|_| Default::default()).collect(),
+            names: (0..names).map(|_| Default::default()).collect(),
             begun: AtomicU64::new(0),
             written: AtomicU64::new(0),
             second: AtomicU64::new(0),
@@ -106,13 +119,22 @@ impl Denials {
         let written = ring.written.load(Ordering::Relaxed);
         let entry = &ring.entries[written as usize % ENTRIES];
         let is_in = u64::from(denial.direction == Direction::In);
-        let rest = u64::from(denial.rule) | is_in << 16 | u64::from(denial.passed) << 17;
+        let name = denial.name.as_ref().zip(ring.names.get(written as usize % ENTRIES));
+        let rest = u64::from(denial.rule)
+            | is_in << 16
+            | u64::from(denial.passed) << 17
+            | u64::from(name.is_some()) << 18;
         let key = Key::flow(&denial.ends, denial.vlan).words();
         // Whoever reads one of these words sees, behind its fence, that this entry was begun.
         ring.begun.store(written + 1, Ordering::Relaxed);
         fence(Ordering::Release);
         for (word, value) in entry.iter().zip(key.into_iter().chain([denial.at.into(), rest])) {
             word.store(value, Ordering::Relaxed);
+        }
+        if let Some((name, entry)) = name {
+            for (word, value) in entry.iter().zip(words_of(name)) {
+                word.store(value, Ordering::Relaxed);
+            }
         }
         ring.written.store(written + 1, Ordering::Release);
     }
@@ -131,15 +153,17 @@ impl Denials {
             let from = (*seen).max(oldest);
             let entry = |at: u64| {
                 let entry = &ring.entries[at as usize % ENTRIES];
-                (at, entry.each_ref().map(|word| word.load(Ordering::Relaxed)))
+                let entry = entry.each_ref().map(|word| word.load(Ordering::Relaxed));
+                let name = ring.names.get(at as usize % ENTRIES).filter(|_| entry[WORDS - 1] >> 18 & 1 == 1);
+                (at, entry, name.map(|name| name.each_ref().map(|word| word.load(Ordering::Relaxed))))
             };
             let copies: Vec<_> = (from..written).map(entry).collect();
             fence(Ordering::Acquire);
             let whole = ring.begun.load(Ordering::Relaxed).saturating_sub(ENTRIES as u64);
             missed += ring.missed.load(Ordering::Relaxed);
             *seen = written;
-            let read = copies.into_iter().filter(|(at, _)| *at >= whole);
-            denials.extend(read.filter_map(|(_, [a, b, c, d, e, at, rest])| {
+            let read = copies.into_iter().filter(|(at, ..)| *at >= whole);
+            denials.extend(read.filter_map(|(_, [a, b, c, d, e, at, rest], name)| {
                 let (ends, vlan) = Key::from_words([a, b, c, d, e]).ends()?;
                 let direction = if rest >> 16 & 1 == 1 { Direction::In } else { Direction::Out };
                 Some(Denial {
@@ -149,9 +173,29 @@ impl Denials {
                     vlan,
                     rule: rest as u16,
                     passed: rest >> 17 & 1 == 1,
+                    name: name.map(|words| name_of(&words)),
                 })
             }));
         }
         (denials, missed)
     }
+}
+
+/// Returns the words in which a name is kept, or as much of it as there is room for.
+fn words_of(name: &str) -> [u64; NAME_WORDS] {
+    let mut bytes = [0; NAME_WORDS * size_of::<u64>()];
+    let kept = &name.as_bytes()[..name.len().min(MAX_NAME)];
+    bytes[0] = kept.len() as u8;
+    bytes[1..=kept.len()].copy_from_slice(kept);
+    let mut words = [0; NAME_WORDS];
+    for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
+        *word = u64::from_le_bytes(*bytes);
+    }
+    words
+}
+
+/// Returns the name that is kept in these words.
+fn name_of(words: &[u64; NAME_WORDS]) -> String {
+    let bytes: Vec<_> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    String::from_utf8_lossy(&bytes[1..=usize::from(bytes[0])]).into_owned()
 }

@@ -3,6 +3,7 @@
 //! The parser takes what a resolver and a stub say to each other, and nothing else: one question, of the class IN, and of answers the chain of canonical names from
 //! the name that was asked for to its addresses. Whatever is cut short, points forwards, loops or does not add up makes the message none.
 
+use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// UDP port of name servers.
@@ -81,6 +82,24 @@ impl Name {
             rest = next;
             Some(label)
         })
+    }
+}
+
+/// As in files of zones (RFC 1035, 5.1), without the dot at the end: what is no letter, digit, hyphen or underscore of ASCII stands as its number.
+impl std::fmt::Display for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (at, label) in self.labels().enumerate() {
+            if at > 0 {
+                f.write_str(".")?;
+            }
+            for byte in label {
+                match byte {
+                    b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' => f.write_char(char::from(*byte))?,
+                    other => write!(f, "\\{other:03}")?,
+                }
+            }
+        }
+        if self.0.is_empty() { f.write_str(".") } else { Ok(()) }
     }
 }
 

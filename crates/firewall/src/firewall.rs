@@ -14,6 +14,7 @@
 //! A packet of TCP may open a flow whatever its flags are: a switch that has lost its memory, or to which a guest has moved, would else cut every
 //! connection. It does so in a direction that the rules allow, or not at all.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
@@ -139,7 +140,7 @@ impl Firewall {
             generation: NO_POLICY + 1,
             flows,
             counters,
-            denials: Denials::new(workers, seed[0]),
+            denials: Denials::new(workers, seed[0], has_resolvers),
         }
     }
 
@@ -163,7 +164,7 @@ impl Firewall {
             self.flows.records(now).for_each(|record| flows.restore(record, now));
         }
         let has_resolvers = !policy.draft().resolvers.is_empty();
-        let denials = Denials::new(workers, seed[0]);
+        let denials = Denials::new(workers, seed[0], has_resolvers);
         Firewall { policy, has_resolvers, generation, flows, counters, denials }
     }
 
@@ -389,7 +390,8 @@ impl Firewall {
         match (direction, message) {
             (Direction::Out, Some(Message::Query(question))) => {
                 let Some((_, rule)) = self.policy.names_for(&question.name).next() else {
-                    let act = Act::Refuse(self.denial(packet, OTHER_NAME), None);
+                    let name = Some(question.name.to_string());
+                    let act = Act::Refuse(Denial { name, ..self.denial(packet, OTHER_NAME) }, None);
                     return Judged::of(Verdict::Deny(Denied::Name), OTHER_NAME, act);
                 };
                 let asked = Key::query(&ends, vlan, question.id, question.number());
@@ -472,7 +474,7 @@ impl Firewall {
 
     fn denial(&self, packet: Packet, rule: u16) -> Denial {
         let Packet { direction, ends, vlan, now, .. } = packet;
-        Denial { at: now, direction, ends, vlan, rule, passed: self.policy.draft().dry_run }
+        Denial { at: now, direction, ends, vlan, rule, passed: self.policy.draft().dry_run, name: None }
     }
 
     /// Returns what was counted of each rule, in their order.
@@ -498,9 +500,40 @@ impl Firewall {
         self.counters.of(OTHER_NAME)
     }
 
+    /// Returns the frames that have passed, and those that were denied or, where the policy is tried out, would have been.
+    #[must_use]
+    pub fn passed_and_denied(&self) -> [u64; 2] {
+        let draft = self.policy.draft();
+        let rules = draft.rules.iter().map(|rule| rule.action).zip(self.counts());
+        let defaults = draft.defaults.into_iter().zip(self.default_counts());
+        let [always, odd] = self.other_counts();
+        let rest = [(Action::Allow, always), (Action::Deny, odd), (Action::Deny, self.name_counts())];
+        let mut sums = [0; 2];
+        for (action, counts) in rules.chain(defaults).chain(rest) {
+            sums[usize::from(action == Action::Deny)] += counts.packets;
+        }
+        sums
+    }
+
     /// Returns the flows that are known.
     pub fn flows(&self, now: u32) -> impl Iterator<Item = Flow> {
         self.flows.flows(now, self.generation)
+    }
+
+    /// Returns the addresses that a name of the policy has now, by what is written there, each with the seconds for which it has it.
+    #[must_use]
+    pub fn names_now(&self, now: u32) -> BTreeMap<String, Vec<(IpAddr, u32)>> {
+        let mut names: BTreeMap<_, _> =
+            self.policy.draft().names.iter().map(|name| (name.to_string(), Vec::new())).collect();
+        for (number, address, left) in self.flows.names(now) {
+            // One that an older policy had is none of this one.
+            if let Some(addresses) =
+                self.policy.name(number).and_then(|name| names.get_mut(&name.to_string()))
+            {
+                addresses.push((address, left));
+            }
+        }
+        names
     }
 
     /// Returns the flows that there is room for.

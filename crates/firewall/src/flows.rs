@@ -120,22 +120,30 @@ impl Key {
 
     /// Returns the ends of a conversation as its guest sees them, and its VLAN; `None` for what is none.
     pub(crate) fn ends(&self) -> Option<(Ends, u16)> {
-        let Key([local, local_high, remote, remote_high, tail]) = *self;
-        if tail as u8 & 0x7f != Kind::Flow as u8 {
+        if !self.kind_is(Kind::Flow) {
             return None;
         }
-        let is_v4 = tail as u8 & 0x80 != 0;
-        let address = |low: u64, high: u64| match is_v4 {
-            true => IpAddr::V4(Ipv4Addr::from_bits(low as u32)),
-            false => IpAddr::V6(Ipv6Addr::from_bits(u128::from(high) << 64 | u128::from(low))),
-        };
+        let Key([local, local_high, remote, remote_high, tail]) = *self;
         let ends = Ends {
-            source: address(local, local_high),
-            destination: address(remote, remote_high),
+            source: self.address(local, local_high),
+            destination: self.address(remote, remote_high),
             protocol: (tail >> 8) as u8,
             ports: [(tail >> 48) as u16, (tail >> 32) as u16],
         };
         Some((ends, (tail >> 16) as u16))
+    }
+
+    /// Returns the pattern of a name, by its number, and an address that it has; `None` for what is none.
+    fn named(&self) -> Option<(u64, IpAddr)> {
+        let Key([pattern, _, remote, remote_high, _]) = *self;
+        self.kind_is(Kind::Name).then(|| (pattern, self.address(remote, remote_high)))
+    }
+
+    fn address(&self, low: u64, high: u64) -> IpAddr {
+        match self.0[4] as u8 & 0x80 != 0 {
+            true => IpAddr::V4(Ipv4Addr::from_bits(low as u32)),
+            false => IpAddr::V6(Ipv6Addr::from_bits(u128::from(high) << 64 | u128::from(low))),
+        }
     }
 
     /// Returns true if this is the same key: in registers, where a comparison of arrays is a call.
@@ -498,6 +506,14 @@ impl FlowTable {
                 rule: (state.generation == generation).then_some(state.rule),
                 bytes,
             })
+        })
+    }
+
+    /// Returns the addresses that names have, each with the number of the name's pattern and the seconds for which it has it.
+    pub(crate) fn names(&self, now: u32) -> impl Iterator<Item = (u64, IpAddr, u32)> {
+        self.entries(now).filter_map(move |(key, state, _)| {
+            let (pattern, address) = key.named()?;
+            Some((pattern, address, state.seen.saturating_sub(now)))
         })
     }
 

@@ -226,6 +226,12 @@ impl Policy {
         })
     }
 
+    /// Returns the name of this number.
+    pub(crate) fn name(&self, number: u64) -> Option<&Pattern> {
+        let at = self.numbers.iter().position(|of| *of == number)?;
+        self.draft.names.get(at)
+    }
+
     /// Returns the text that it was made of.
     #[must_use]
     pub fn source(&self) -> &Source {

@@ -29,7 +29,8 @@ schemas! {
     "explain", "ringferry ctl explain": control::explain::Explanation;
     "fdb", "ringferry ctl fdb": FdbSnapshot;
     "fdb-flush", "ringferry ctl fdb flush": control::mirror::FdbFlush;
-    "firewall", "ringferry ctl firewall": control::firewall::FirewallReport;
+    "firewall", "ringferry ctl firewall PORT": control::firewall::FirewallReport;
+    "firewalls", "ringferry ctl firewall": control::firewall::Firewalls;
     "guest", "ringferry guest": ringferry_guest::guest::Summary<'static>;
     "link", "ringferry ctl link": control::mirror::LinkChange;
     "mirrors", "ringferry ctl mirror": control::mirror::Mirrors;

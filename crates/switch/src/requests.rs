@@ -210,6 +210,7 @@ impl Requests<'_> {
             Request::Reload { dry_run } => self.reload(*dry_run).map(Answer::Reloaded),
             Request::Rules { port } => self.rules(port).map(Answer::Rules),
             Request::Denials { port, since } => self.denials(port.as_deref(), since).map(Answer::Denials),
+            Request::Firewalls => Ok(Answer::Firewalls(self.firewalls())),
             Request::Firewall { port, conversations } => {
                 self.firewall(port, *conversations).map(|report| Answer::Firewall(Box::new(report)))
             }

@@ -182,7 +182,7 @@ fn a_policy_that_is_tried_out_tells_of_each_flow_once_and_lets_all_pass() {
     }
     let (denials, missed) = firewall.denials(&mut cursor);
     assert_eq!((denials.len(), missed), (1, 0));
-    let denial = denials[0];
+    let denial = &denials[0];
     assert!(denial.passed && denial.direction == Direction::Out && denial.ends.ports == [1, 80]);
     assert_eq!(firewall.policy().describe(denial.rule), "by default: egress deny");
     let strict = firewall.following(policy("allow out tcp port 443\n"), 1, 0, SEED);
@@ -550,6 +550,8 @@ mod names {
             out(&firewall, &query(1, "Example.com"), 1)
                 && into(&firewall, &response(1, "example.COM", &[(FAR, 60)]), 1)
         );
+        let has = [("*.cdn.net".to_owned(), vec![]), ("example.com".to_owned(), vec![(FAR.into(), 59)])];
+        assert_eq!(firewall.names_now(2), has.into());
         assert!(connects(&firewall, FAR, 2) && connects(&firewall, FAR, 61) && !connects(&firewall, FAR, 62));
         assert!(!out(&firewall, &packet(true, FAR, [9, 80], SYN), 2), "another port");
         assert!(
@@ -590,6 +592,26 @@ mod names {
         let answer = datagram([GUEST, NEAR], [5000, 53], message(2, 0x81, "example.com", &[(FAR, 60)]));
         assert!(!out(&firewall, &answer, 0), "the guest answers nobody");
         assert!(!connects(&firewall, FAR, 1));
+    }
+
+    #[test]
+    fn a_question_that_is_refused_is_told_with_its_name() {
+        let firewall = firewall(POLICY);
+        let long = [63, 63, 63, 61].map(|len| "x".repeat(len)).join(".");
+        for name in ["Evil.org", "a b\n.evil.org", &long] {
+            assert!(!out(&firewall, &query(1, name), 0));
+        }
+        assert!(!connects(&firewall, FAR, 0));
+        let told = |denials: Vec<Denial>| denials.into_iter().map(|denial| denial.name).collect::<Vec<_>>();
+        let expected = ["evil.org", "a\\032b\\010.evil.org", &long].map(|name| Some(name.to_owned()));
+        let (denials, _) = firewall.denials(&mut Cursor::default());
+        assert_eq!(told(denials), [&expected[..], &[None]].concat());
+        // A name with much to escape is cut.
+        let strange = ["\u{7f}".repeat(63), "\u{7f}".repeat(63)].join(".");
+        assert!(!out(&firewall, &query(1, &strange), 0));
+        let (denials, _) = firewall.denials(&mut Cursor::default());
+        let last = told(denials).pop().flatten().unwrap();
+        assert!(last.len() == 255 && last.starts_with("\\127\\127"), "{last}");
     }
 
     #[test]

@@ -107,6 +107,7 @@ impl Status<'_> {
             }
             Request::Rules { .. }
             | Request::Firewall { .. }
+            | Request::Firewalls
             | Request::Denials { .. }
             | Request::Set { .. }
             | Request::Unset { .. } => {

@@ -343,12 +343,12 @@ pub enum CtlCommand {
         #[arg(long)]
         json: bool,
     },
-    /// The firewall of a port: what each rule of its policy has let pass or denied, and what was denied of late.
+    /// The firewall of a port: what each rule of its policy has let pass or denied, and what was denied of late; without a port, all firewalls.
     Firewall {
         /// The port.
-        port: String,
+        port: Option<String>,
         /// Also show the conversations that it knows, the N with the most bytes.
-        #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "20")]
+        #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "20", requires = "port")]
         conversations: Option<usize>,
         /// As JSON.
         #[arg(long)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ringferry_control::channels::{Channels, Stats, Steering};
 use ringferry_control::explain::Explanation;
-use ringferry_control::firewall::{DenialCursor, FirewallReport};
+use ringferry_control::firewall::{DenialCursor, FirewallReport, Firewalls};
 use ringferry_control::mirror::{FdbFlush, LinkChange, Mirrors};
 use ringferry_control::snapshot::Column;
 use ringferry_control::text::wrap;
@@ -294,9 +294,10 @@ fn ask(switch: &Switch, command: &CtlCommand) -> Result<String, CtlError> {
         }
         CtlCommand::Reload { dry_run, json } => (Request::Reload { dry_run }, json),
         CtlCommand::Rules { port, json } => (Request::Rules { port }, json),
-        CtlCommand::Firewall { port, conversations, json } => {
+        CtlCommand::Firewall { port: Some(port), conversations, json } => {
             (Request::Firewall { port, conversations }, json)
         }
+        CtlCommand::Firewall { json, .. } => (Request::Firewalls, json),
         CtlCommand::Set { port, settings, runtime, json } => (Request::Set { port, settings, runtime }, json),
         CtlCommand::Quarantine { port, with, runtime, json } => {
             if port == with {
@@ -329,6 +330,7 @@ fn ask(switch: &Switch, command: &CtlCommand) -> Result<String, CtlError> {
         (Request::Firewall { .. }, Answer::Firewall(report)) => {
             show(&**report, FirewallReport::to_text, json)?
         }
+        (Request::Firewalls, Answer::Firewalls(all)) => show(all, Firewalls::to_text, json)?,
         (Request::Rules { .. }, Answer::Rules(rules)) => show(rules, PortRules::to_text, json)?,
         (Request::Link { .. }, Answer::LinkChanged(change)) => show(change, LinkChange::to_text, json)?,
         (_, Answer::Mirrors(mirrors)) => show(mirrors, Mirrors::to_text, json)?,

@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Parser;
 use ringferry_control::channels::QueueSteering;
-use ringferry_control::firewall::{Denials, FirewallReport};
+use ringferry_control::firewall::{Denials, FirewallReport, Firewalls};
 use ringferry_control::mirror::Mirror;
 use ringferry_control::snapshot::{Negotiated, PortSnapshot, PortState, Rates, Snapshot};
 use ringferry_control::trace::TracedFrame;
@@ -98,6 +98,7 @@ fn ctl(arguments: &[&str]) -> Result<String, CtlError> {
                             Answer::Rules(PortRules { port, rules: rules.into() })
                         }
                         Request::Denials { .. } => Answer::Denials(Denials::default()),
+                        Request::Firewalls => Answer::Firewalls(Firewalls::default()),
                         Request::Firewall { port, .. } => {
                             Answer::Firewall(Box::new(FirewallReport { port, ..FirewallReport::default() }))
                         }

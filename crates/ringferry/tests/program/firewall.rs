@@ -256,6 +256,14 @@ fn names_open_their_addresses() {
         assert_eq!(asks.join().unwrap(), [5, 0], "refused by the switch, and answered by the server");
     });
     expect_whole(client(&guest, "--mode tcp --seconds 0.2"));
+    let lines = place.ctl(&["denials", "a"]);
+    assert!(lines.contains(r#""name":"files.evil.org""#), "{lines}");
+    let text = place.ctl(&["firewall", "a"]);
+    let names = text.lines().find(|line| line.starts_with("files.example.com"));
+    assert!(names.is_some_and(|line| line.ends_with(HOST)), "{text}");
+    let all = place.ctl(&["firewall"]);
+    let row: Vec<_> = all.lines().nth(1).unwrap_or_default().split_whitespace().collect();
+    assert_eq!(row[..5], ["a", "web", "in", "force", "1"], "{all}");
     switch.stop();
 }
 

@@ -1,12 +1,16 @@
 //! What is asked about the firewalls of ports: `ringferry ctl firewall` and `denials`.
 
+use std::net::IpAddr;
+
 use ringferry_control::firewall::{
-    DenialCursor, DenialReport, Denials, FirewallReport, FlowReport, PortDenials, RuleCounts, Way,
+    DenialCursor, DenialReport, Denials, FirewallReport, FirewallSummary, Firewalls, FlowReport, NameAddress,
+    NameReport, PortDenials, RuleCounts, Way,
 };
 use ringferry_firewall::{Counts, Cursor, Denial, Direction, Firewall, Policy};
 
 use super::Requests;
 use crate::fdb::PortId;
+use crate::ports::Interface;
 use crate::rules::FirewallRule;
 
 /// Conversations that are told at most: an answer is a line.
@@ -29,6 +33,31 @@ impl Requests<'_> {
             Some(firewall) => tell(&firewall, self.workers.seconds(), conversations, report),
             None => report,
         })
+    }
+
+    /// Tells of the firewalls of all ports.
+    pub(super) fn firewalls(&self) -> Firewalls {
+        let now = self.workers.seconds();
+        let of_port = |interface: Interface<'_>| {
+            let rule = self.ports.entry_of(interface.name)?.rules.firewall.as_ref()?;
+            let named = FirewallSummary {
+                port: interface.name.to_owned(),
+                policy: rule.name.clone(),
+                ..FirewallSummary::default()
+            };
+            let Some(firewall) = self.workers.firewall(interface.id) else { return Some(named) };
+            let [passed, denied] = firewall.passed_and_denied();
+            Some(FirewallSummary {
+                dry_run: firewall.policy().draft().dry_run,
+                rules: Some(firewall.policy().draft().rules.len() as u64),
+                flows: firewall.flows(now).count() as u64,
+                flows_max: firewall.room() as u64,
+                passed,
+                denied,
+                ..named
+            })
+        };
+        Firewalls { firewalls: self.ports.interfaces().filter_map(of_port).collect() }
     }
 
     /// Returns the rule by which a port has a firewall, and the interface that has it.
@@ -93,7 +122,18 @@ fn report_of(denial: &Denial, policy: &Policy, now: u32) -> DenialReport {
         vlan: denial.vlan,
         rule: policy.describe(denial.rule),
         passed: denial.passed,
+        name: denial.name.clone(),
     }
+}
+
+/// Addresses of a name that are told at most.
+const MAX_ADDRESSES: usize = 1000;
+
+fn name_report(name: String, addresses: &[(IpAddr, u32)]) -> NameReport {
+    let addresses = addresses.iter().take(MAX_ADDRESSES);
+    let addresses =
+        addresses.map(|(address, left)| NameAddress { address: *address, left_seconds: (*left).into() });
+    NameReport { name, addresses: addresses.collect() }
 }
 
 fn tell(
@@ -148,6 +188,11 @@ fn tell(
         other_names: counts(0, "names of no rule, refused".to_owned(), firewall.name_counts()),
         flows: known,
         flows_max: firewall.room() as u64,
+        names: firewall
+            .names_now(now)
+            .into_iter()
+            .map(|(name, addresses)| name_report(name, &addresses))
+            .collect(),
         denials: denials.collect(),
         denials_missed,
         conversations: conversations.collect(),
