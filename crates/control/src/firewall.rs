@@ -124,14 +124,10 @@ pub enum Way {
     In,
 }
 
-/// A packet that was denied.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// What a packet, or a conversation, is between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct DenialReport {
-    /// Seconds since then.
-    pub seconds_ago: u64,
-    /// Whether the guest had sent it (out) or it was for the guest (in), as policies have it.
-    pub direction: Way,
+pub struct FlowEnds {
     /// IP protocol number.
     pub protocol: u8,
     /// The guest's address.
@@ -144,6 +140,19 @@ pub struct DenialReport {
     pub remote_port: u16,
     /// The VLAN of its tag, 0 without one.
     pub vlan: u16,
+}
+
+/// A packet that was denied.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct DenialReport {
+    /// Seconds since then.
+    pub seconds_ago: u64,
+    /// Whether the guest had sent it (out) or it was for the guest (in), as policies have it.
+    pub direction: Way,
+    /// What it was between.
+    #[serde(flatten)]
+    pub ends: FlowEnds,
     /// The rule that denied it.
     pub rule: String,
     /// Whether it has passed all the same, as the policy is tried out.
@@ -217,18 +226,9 @@ impl Denials {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FlowReport {
-    /// IP protocol number.
-    pub protocol: u8,
-    /// The guest's address.
-    pub local: IpAddr,
-    /// The guest's port, or the identifier of an echo; 0 where there is none.
-    pub local_port: u16,
-    /// The other end's address.
-    pub remote: IpAddr,
-    /// The other end's port.
-    pub remote_port: u16,
-    /// The VLAN of its tag, 0 without one.
-    pub vlan: u16,
+    /// What it was between.
+    #[serde(flatten)]
+    pub ends: FlowEnds,
     /// Whether the guest has opened it.
     pub opened_by_guest: bool,
     /// Whether both ends have sent.
@@ -287,9 +287,9 @@ impl FirewallReport {
                 table.row([
                     format!("{} s", denial.seconds_ago),
                     if denial.direction == Way::Out { "out" } else { "in" }.to_owned(),
-                    protocol(denial.protocol),
-                    end(denial.local, denial.local_port),
-                    end(denial.remote, denial.remote_port),
+                    denial.ends.protocol(),
+                    denial.ends.local(),
+                    denial.ends.remote(),
                     match &denial.name {
                         Some(name) => format!("{}: {name}", denial.rule),
                         None => denial.rule.clone(),
@@ -307,8 +307,8 @@ impl FirewallReport {
             let mut table = Table::new(&headings);
             for flow in &self.conversations {
                 table.row([
-                    protocol(flow.protocol),
-                    end(flow.local, flow.local_port),
+                    flow.ends.protocol(),
+                    flow.ends.local(),
                     match (flow.opened_by_guest, flow.answered) {
                         (true, true) => "=>",
                         (true, false) => "->",
@@ -316,7 +316,7 @@ impl FirewallReport {
                         (false, false) => "<-",
                     }
                     .to_owned(),
-                    end(flow.remote, flow.remote_port),
+                    flow.ends.remote(),
                     short_count(flow.bytes),
                     format!("{} s", flow.silent_seconds),
                     format!("{} s", flow.left_seconds),
@@ -353,15 +353,25 @@ impl Firewalls {
     }
 }
 
-/// The name of a protocol, or its number.
-fn protocol(number: u8) -> String {
-    match number {
-        1 => "icmp".to_owned(),
-        6 => "tcp".to_owned(),
-        17 => "udp".to_owned(),
-        58 => "icmpv6".to_owned(),
-        132 => "sctp".to_owned(),
-        other => format!("proto {other}"),
+impl FlowEnds {
+    /// The name of the protocol, or its number.
+    fn protocol(&self) -> String {
+        match self.protocol {
+            1 => "icmp".to_owned(),
+            6 => "tcp".to_owned(),
+            17 => "udp".to_owned(),
+            58 => "icmpv6".to_owned(),
+            132 => "sctp".to_owned(),
+            other => format!("proto {other}"),
+        }
+    }
+
+    fn local(&self) -> String {
+        end(self.local, self.local_port)
+    }
+
+    fn remote(&self) -> String {
+        end(self.remote, self.remote_port)
     }
 }
 
@@ -411,12 +421,14 @@ mod tests {
             denials: vec![DenialReport {
                 seconds_ago: 4,
                 direction: Way::Out,
-                protocol: 17,
-                local: "fd00::1".parse().unwrap(),
-                local_port: 5000,
-                remote: "2001:db8::1".parse().unwrap(),
-                remote_port: 53,
-                vlan: 0,
+                ends: FlowEnds {
+                    protocol: 17,
+                    local: "fd00::1".parse().unwrap(),
+                    local_port: 5000,
+                    remote: "2001:db8::1".parse().unwrap(),
+                    remote_port: 53,
+                    vlan: 0,
+                },
                 rule: "by default: egress deny".to_owned(),
                 passed: false,
                 name: Some("tracker.example".to_owned()),

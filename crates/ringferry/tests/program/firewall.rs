@@ -3,13 +3,12 @@
 use std::fs;
 use std::net::UdpSocket;
 use std::path::PathBuf;
-use std::process::Stdio;
 
 use ringferry_rig::process::{Process, eventually, in_a_namespace};
 use ringferry_rig::switch::{Place, Switch, ringferry};
-use ringferry_sys::process::Spawn;
 use ringferry_sys::{namespace, netif};
 
+use crate::kernels;
 use crate::replace::replaced;
 
 /// The host's address, at the tap, and the guest's.
@@ -44,26 +43,15 @@ fn start<'a>(place: &'a Place, text: &str) -> Switch<'a> {
 }
 
 fn guest(place: &Place) -> Process {
-    let mut command = ringferry();
-    command.args(["guest", "--tap", "eth0", "--address", &format!("{GUEST}/24"), "--socket"]);
-    command.arg(place.socket("a"));
-    let guest = Process::start(&mut command, Spawn { new_net: true, ..Spawn::default() });
-    guest.until_logged("the link is up");
-    guest
+    kernels::guest(place, GUEST)
 }
 
 fn server() -> Process {
-    let mut server = ringferry();
-    server.args(["traffic", "server", "--bind", HOST]);
-    Process::start(&mut server, Spawn::default())
+    kernels::server(HOST)
 }
 
 fn client(guest: &Process, options: &str) -> Process {
-    let net = namespace::open_net(guest.pid()).unwrap();
-    let mut command = ringferry();
-    command.args(["traffic", "client", "--to", HOST, "--json", "--wait", "2"]);
-    command.args(options.split(' ')).stdout(Stdio::piped());
-    Process::start(&mut command, Spawn { join_net: Some(net), ..Spawn::default() })
+    kernels::client(guest, HOST, &format!("--wait 2 {options}"))
 }
 
 #[track_caller]

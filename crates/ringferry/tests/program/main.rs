@@ -37,7 +37,7 @@
 //! | [`page`] | what a browser gets, and who gets nothing |
 //! | [`demo`] | `ringferry demo` works and leaves nothing behind |
 //!
-//! What they stand on is the crate `ringferry-rig`.
+//! [`kernels`] is what several of them have: a guest with a kernel of its own. What else they stand on is the crate `ringferry-rig`.
 #![forbid(unsafe_code)]
 
 mod bad_input;
@@ -52,6 +52,7 @@ mod hostile;
 mod hostile_back_end;
 mod json;
 mod keep;
+mod kernels;
 mod lifecycle;
 mod metrics;
 mod migration;

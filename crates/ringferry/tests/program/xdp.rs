@@ -1,13 +1,14 @@
 //! An interface of the host as a port, by AF_XDP: one end of a veth pair, at whose other end is a kernel.
 
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use ringferry_control::snapshot::PortState;
 use ringferry_rig::process::{Process, eventually, in_a_namespace, may};
 use ringferry_rig::switch::{Place, Switch, ringferry};
 use ringferry_sys::process::Spawn;
-use ringferry_sys::{namespace, program};
+use ringferry_sys::program;
 
+use crate::kernels;
 use crate::replace::replaced;
 
 /// The host's address, at the other end of the pair, and the guest's.
@@ -32,33 +33,21 @@ fn make_pair(options: &str) {
     ip("link set vb up");
 }
 
-/// `ringferry guest` at port `a`, with a kernel of its own.
 fn guest(place: &Place) -> Process {
-    let mut command = ringferry();
-    command.args(["guest", "--tap", "eth0", "--address", &format!("{GUEST}/24"), "--socket"]);
-    command.arg(place.socket("a"));
-    let guest = Process::start(&mut command, Spawn { new_net: true, ..Spawn::default() });
-    guest.until_logged("the link is up");
-    guest
+    kernels::guest(place, GUEST)
+}
+
+fn client(guest: &Process, options: &str) -> Process {
+    kernels::client(guest, HOST, &format!("--wait 10 {options}"))
 }
 
 /// Traffic from the guest's kernel to the host's; returns the report.
 fn traffic(guest: &Process, options: &str) -> serde_json::Value {
-    let mut server = ringferry();
-    server.args(["traffic", "server", "--bind", HOST]);
-    let _server = Process::start(&mut server, Spawn::default());
+    let _server = kernels::server(HOST);
     let mut client = client(guest, options);
     let (status, output) = client.wait();
     assert!(status.success(), "{:#?}", client.log());
     serde_json::from_str(&output).unwrap()
-}
-
-fn client(guest: &Process, options: &str) -> Process {
-    let net = namespace::open_net(guest.pid()).unwrap();
-    let mut command = ringferry();
-    command.args(["traffic", "client", "--to", HOST, "--json", "--wait", "10"]);
-    command.args(options.split(' ')).stdout(Stdio::piped());
-    Process::start(&mut command, Spawn { join_net: Some(net), ..Spawn::default() })
 }
 
 /// What `ringferry ctl` says that is refused.
@@ -148,9 +137,7 @@ fn several_queues_of_an_interface_are_shared_among_the_workers() {
         let pairs = switch.port("va").pairs;
         assert_eq!(pairs.iter().map(|pair| pair.worker).collect::<Vec<_>>(), [0, 1]);
         assert!(pairs.iter().all(|pair| pair.counters["tx_packets"] > 0), "{pairs:?}");
-        let mut server = ringferry();
-        server.args(["traffic", "server", "--bind", HOST]);
-        let _server = Process::start(&mut server, Spawn::default());
+        let _server = kernels::server(HOST);
         let mut client = client(&guest, "--mode tcp-both --sessions 16 --seconds 1");
         for worker in ["1", "0", "1", "0"] {
             let count = || switch.port("va").counters["tx_packets"];
@@ -173,9 +160,7 @@ fn a_switch_with_an_interface_is_replaced_and_no_packet_is_lost() {
         let place = Place::new();
         let mut switch = start(&place, "xdp:va");
         let guest = guest(&place);
-        let mut server = ringferry();
-        server.args(["traffic", "server", "--bind", HOST]);
-        let _server = Process::start(&mut server, Spawn::default());
+        let _server = kernels::server(HOST);
         let mut client = client(&guest, "--mode udp --size 200 --rate 8M --seconds 3");
         for _ in 0..3 {
             let before = switch.port("va").counters["rx_packets"] + switch.port("va").counters["tx_packets"];

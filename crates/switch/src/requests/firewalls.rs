@@ -3,10 +3,10 @@
 use std::net::IpAddr;
 
 use ringferry_control::firewall::{
-    DenialCursor, DenialReport, Denials, FirewallReport, FirewallSummary, Firewalls, FlowReport, NameAddress,
-    NameReport, PortDenials, RuleCounts, Way,
+    DenialCursor, DenialReport, Denials, FirewallReport, FirewallSummary, Firewalls, FlowEnds, FlowReport,
+    NameAddress, NameReport, PortDenials, RuleCounts, Way,
 };
-use ringferry_firewall::{Counts, Cursor, Denial, Direction, Firewall, Policy};
+use ringferry_firewall::{Counts, Cursor, Denial, Direction, Ends, Firewall, Policy};
 
 use super::Requests;
 use crate::fdb::PortId;
@@ -110,16 +110,23 @@ impl Requests<'_> {
     }
 }
 
+/// Returns the ends of what a guest sends, and of its answers.
+fn ends_of(ends: &Ends, vlan: u16) -> FlowEnds {
+    FlowEnds {
+        protocol: ends.protocol,
+        local: ends.source,
+        local_port: ends.ports[0],
+        remote: ends.destination,
+        remote_port: ends.ports[1],
+        vlan,
+    }
+}
+
 fn report_of(denial: &Denial, policy: &Policy, now: u32) -> DenialReport {
     DenialReport {
         seconds_ago: now.saturating_sub(denial.at).into(),
         direction: if denial.direction == Direction::Out { Way::Out } else { Way::In },
-        protocol: denial.ends.protocol,
-        local: denial.ends.source,
-        local_port: denial.ends.ports[0],
-        remote: denial.ends.destination,
-        remote_port: denial.ends.ports[1],
-        vlan: denial.vlan,
+        ends: ends_of(&denial.ends, denial.vlan),
         rule: policy.describe(denial.rule),
         passed: denial.passed,
         name: denial.name.clone(),
@@ -162,12 +169,7 @@ fn tell(
     flows.sort_by_key(|flow| std::cmp::Reverse(flow.bytes));
     flows.truncate(conversations.unwrap_or(0).min(MAX_CONVERSATIONS));
     let conversations = flows.into_iter().map(|flow| FlowReport {
-        protocol: flow.ends.protocol,
-        local: flow.ends.source,
-        local_port: flow.ends.ports[0],
-        remote: flow.ends.destination,
-        remote_port: flow.ends.ports[1],
-        vlan: flow.vlan,
+        ends: ends_of(&flow.ends, flow.vlan),
         opened_by_guest: flow.is_out,
         answered: flow.is_answered,
         silent_seconds: flow.silent.into(),
