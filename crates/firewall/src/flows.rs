@@ -1,7 +1,7 @@
 //! The table of flows: which conversations were allowed, so that both directions of them pass.
 //!
-//! The table is shared by all workers, and none takes a lock. A flow is one cache line; four lines are a bucket, and a flow can be in one bucket only. The
-//! words of a line are atomic, and the first is a sequence lock:
+//! The table is shared by all workers, and none takes a lock. A flow is one cache line; four lines are a bucket, and a flow can be in two of them: in the
+//! other one only as the first was full. With one bucket a table of 262 144 forgot flows at 100 000. The words of a line are atomic, and the first is a sequence lock:
 //!
 //! ```text
 //!   insert:  head: even ──compare-exchange──► odd (taken) ─► key and state are written ─► head: tag and next even version, release
@@ -11,7 +11,7 @@
 //! A find that meets an insert finds nothing, as does one whose line was replaced meanwhile; its packet is judged as one of a new flow. Two workers may
 //! insert the same flow at once, which then has two lines until both expire: either is right.
 //!
-//! - **Bounded.** The table never grows. In a full bucket the flow goes that is worth least: one that has expired, else one that was never answered, else
+//! - **Bounded.** The table never grows. Of two full buckets the flow goes that is worth least: one that was never answered, else
 //!   one that is half-open or closing, else the one that was silent for longest. So a flood of openings, answered or not, takes each other's places before
 //!   those of conversations that go on; and what is opened from outside never takes the place of one that the guest has opened and that goes on: it is not
 //!   remembered then, and its answers are judged by the rules. A table is of one port: no other port's flows are ever in danger.
@@ -307,6 +307,9 @@ impl State {
     }
 }
 
+/// What a line is worth that has no flow, or one that is over.
+const NOTHING: (u8, u32) = (0, 0);
+
 /// One flow.
 #[derive(Debug, FromZeros)]
 #[repr(C, align(64))]
@@ -428,12 +431,32 @@ impl FlowTable {
         fold(halves ^ e ^ third, last | 1)
     }
 
+    /// Returns the lines of a flow's bucket in the order in which they are looked at, which begins with the one that its hash chooses: as long as buckets
+    /// have room most flows are in that one, and one line is all that is read.
     #[inline]
-    fn bucket(&self, hash: u64) -> &[Line] {
+    fn bucket(&self, hash: u64) -> impl Iterator<Item = &Line> {
+        self.lines_of(self.number(hash), hash)
+    }
+
+    /// Returns those of the other bucket in which it may be.
+    fn other_bucket(&self, hash: u64) -> impl Iterator<Item = &Line> {
+        // By an odd number, so that it is another one.
+        let distance = (hash >> 34) as usize | 1;
+        self.lines_of(self.number(hash) ^ (distance & (self.lines.len() / WAYS - 1)), hash)
+    }
+
+    #[inline]
+    fn number(&self, hash: u64) -> usize {
         let buckets = self.lines.len() / WAYS;
         // The upper bits of a product are the best.
-        let at = ((u128::from(hash) * buckets as u128) >> 64) as usize;
-        self.lines.get(at * WAYS..(at + 1) * WAYS).unwrap_or_default()
+        ((u128::from(hash) * buckets as u128) >> 64) as usize
+    }
+
+    #[inline]
+    fn lines_of(&self, bucket: usize, hash: u64) -> impl Iterator<Item = &Line> {
+        let lines = self.lines.as_chunks::<WAYS>().0.get(bucket);
+        let first = (hash >> 32) as usize;
+        (0..WAYS).filter_map(move |way| Some(&lines?[(first + way) % WAYS]))
     }
 
     /// Returns the tag of a hash, in its place in a head. It is never zero, as free lines have.
@@ -447,23 +470,20 @@ impl FlowTable {
     pub(crate) fn find(&self, key: &Key, now: u32) -> Option<Found<'_>> {
         let hash = self.hash(key);
         let tag = FlowTable::tag(hash);
-        self.bucket(hash).iter().find_map(|line| {
-            let head = line.head.load(Ordering::Acquire);
-            if head & !VERSION != tag {
-                return None;
-            }
-            let (known, state) = line.read();
-            fence(Ordering::Acquire);
-            let found =
-                line.head.load(Ordering::Relaxed) == head && known.is(key) && !state.is_over(key, now);
-            found.then_some(Found { line, head, state })
-        })
+        self.bucket(hash)
+            .find_map(|line| line.find(tag, key, now))
+            .or_else(|| self.find_in_other(hash, tag, key, now))
+    }
+
+    #[cold]
+    fn find_in_other(&self, hash: u64, tag: u64, key: &Key, now: u32) -> Option<Found<'_>> {
+        self.other_bucket(hash).find_map(|line| line.find(tag, key, now))
     }
 
     /// Reads the first word of the line in which a flow mostly is, which has the processor fetch the line.
     #[inline]
     pub(crate) fn fetch(&self, key: &Key) -> u64 {
-        self.bucket(self.hash(key)).first().map_or(0, |line| line.head.load(Ordering::Relaxed))
+        self.bucket(self.hash(key)).next().map_or(0, |line| line.head.load(Ordering::Relaxed))
     }
 
     /// Puts a flow into the table that is not there, or replaces the state of one that is.
@@ -473,15 +493,12 @@ impl FlowTable {
             return found.update(state, bytes);
         }
         let hash = self.hash(key);
-        let bucket = self.bucket(hash);
+        let lines = || self.bucket(hash).chain(self.other_bucket(hash));
+        let worths = || lines().filter_map(|line| line.worth(now, state.flags.has(Flags::OUT)));
         // A line that somebody else takes first is not fought for: after a few it is left.
         for _ in 0..WAYS {
-            let Some((line, head)) = bucket
-                .iter()
-                .filter_map(|line| line.worth(now, state.flags.has(Flags::OUT)))
-                .min_by_key(|worth| worth.0)
-                .map(|(_, line, head)| (line, head))
-            else {
+            let free = worths().find(|(worth, ..)| *worth == NOTHING);
+            let Some((_, line, head)) = free.or_else(|| worths().min_by_key(|(worth, ..)| *worth)) else {
                 return;
             };
             if line.write(head, FlowTable::tag(hash), key, state, bytes) {
@@ -562,6 +579,19 @@ impl FlowTable {
 }
 
 impl Line {
+    /// Returns the flow of this key, if it is in the line and not over.
+    #[inline]
+    fn find(&self, tag: u64, key: &Key, now: u32) -> Option<Found<'_>> {
+        let head = self.head.load(Ordering::Acquire);
+        if head & !VERSION != tag {
+            return None;
+        }
+        let (known, state) = self.read();
+        fence(Ordering::Acquire);
+        let found = self.head.load(Ordering::Relaxed) == head && known.is(key) && !state.is_over(key, now);
+        found.then_some(Found { line: self, head, state })
+    }
+
     #[inline]
     fn read(&self) -> (Key, State) {
         let key = self.key.each_ref().map(|word| word.load(Ordering::Relaxed));
@@ -576,13 +606,17 @@ impl Line {
             return None;
         }
         let (key, state) = self.read();
-        let class = match head & !VERSION {
-            0 => 0,
-            _ if state.is_over(&key, now) => 1,
-            _ if !state.flags.has(Flags::ANSWERED) || key.kind_is(Kind::Query) => 2,
-            _ if !state.is_established(&key) => 3,
-            _ if state.flags.has(Flags::OUT) && !for_out => return None,
-            _ => 4,
+        if head & !VERSION == 0 || state.is_over(&key, now) {
+            return Some((NOTHING, self, head));
+        }
+        let class = if !state.flags.has(Flags::ANSWERED) || key.kind_is(Kind::Query) {
+            2
+        } else if !state.is_established(&key) {
+            3
+        } else if state.flags.has(Flags::OUT) && !for_out {
+            return None;
+        } else {
+            4
         };
         Some(((class, state.seen), self, head))
     }
