@@ -480,10 +480,10 @@ impl FlowTable {
         self.other_bucket(hash).find_map(|line| line.find(tag, key, now))
     }
 
-    /// Reads the first word of the line in which a flow mostly is, which has the processor fetch the line.
+    /// Has the processor fetch the line in which a flow mostly is.
     #[inline]
-    pub(crate) fn fetch(&self, key: &Key) -> u64 {
-        self.bucket(self.hash(key)).next().map_or(0, |line| line.head.load(Ordering::Relaxed))
+    pub(crate) fn fetch(&self, key: &Key) {
+        self.bucket(self.hash(key)).take(1).for_each(ringferry_memory::prefetch);
     }
 
     /// Puts a flow into the table that is not there, or replaces the state of one that is.

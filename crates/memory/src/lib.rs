@@ -58,7 +58,7 @@ pub use guest::{GuestMemory, MemoryError, Translator};
 pub use huge::prefer_huge_pages;
 pub use region::{MapError, Region, RegionSpec, Truncation};
 pub use shared::SharedMem;
-pub use slice::{ReadSlice, WriteSlice};
+pub use slice::{ReadSlice, WriteSlice, prefetch};
 pub use spare::Spare;
 #[cfg(feature = "vm-memory")]
 pub use vm_memory::VmMemoryError;
