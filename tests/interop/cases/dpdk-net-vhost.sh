@@ -42,7 +42,7 @@ dnv_traffic() {
     ping_check ns:a 10.9.0.2 -s 1472 -M 'do'
     ping_check ns:b 10.9.0.1 -s 20000
     traffic_server ns:b
-    traffic_check ns:a 10.9.0.2 1 "${MODES[@]}"
+    traffic_check ns:a 10.9.0.2 "$MOMENT" "${MODES[@]}"
 }
 
 dnv_end() {
@@ -92,7 +92,7 @@ dnv_packed_pair() {
     dnv_path
     # shellcheck disable=SC2086 # one word per bit
     testpmd_agreed testpmd 28 29 34 $bits
-    traffic_check ns:a 10.9.0.2 1 tcp-both
+    traffic_check ns:a 10.9.0.2 "$MOMENT" tcp-both
     rf_stop guest-a
     rf_stop guest-b
 }
@@ -112,7 +112,7 @@ dnv_jumbo() {
     dnv_path
     ping_check ns:a 10.9.0.2 -s 8972 -M 'do'
     traffic_server ns:b
-    traffic_check ns:a 10.9.0.2 1 tcp-both rr
+    traffic_check ns:a 10.9.0.2 "$MOMENT" tcp-both rr
     UDP_SIZE=8900 traffic_one ns:a 10.9.0.2 1 udp
     dnv_end
 }
@@ -142,7 +142,7 @@ dnv_killed() {
     note "traffic resumed $((gap / 1000)).$(printf %03d $((gap % 1000))) s after SIGKILL"
     kill_hard flood
     traffic_server ns:b
-    traffic_check ns:a 10.9.0.2 1 tcp-both udp
+    traffic_check ns:a 10.9.0.2 "$MOMENT" tcp-both udp
     # shellcheck disable=SC2086 # one word per bit
     testpmd_agreed testpmd $bits
     [ "$(rf_fd_count guest-a)" = "$before" ] || fail "ringferry guest had $before file descriptors before and has $(rf_fd_count guest-a) after"
@@ -209,7 +209,7 @@ dnv_pairs_carry() {
     before_b=$(pair_counts rf:guest-b rf0)
     ns_flows a 10.9.0.2
     ns_flows b 10.9.0.1
-    traffic_check ns:a 10.9.0.2 1 tcp-both udp
+    traffic_check ns:a 10.9.0.2 "$MOMENT" tcp-both udp
     pairs_carried guest-a "$used" "$before_a" "$(pair_counts rf:guest-a rf0)"
     pairs_carried guest-b "$used" "$before_b" "$(pair_counts rf:guest-b rf0)"
 }
@@ -222,7 +222,7 @@ dnv_both() {
     ns_up b rf0 2
     dnv_path
     traffic_server ns:b
-    traffic_check ns:a 10.9.0.2 1 "${MODES[@]}"
+    traffic_check ns:a 10.9.0.2 "$MOMENT" "${MODES[@]}"
     rf_stop guest-a
     stop testpmd 10
     rf_stop switch-b

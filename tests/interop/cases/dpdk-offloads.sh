@@ -85,10 +85,10 @@ dof_pair() {
     dof_agreed a "$a" "$@"
     dof_agreed b "$b" "$@"
     before=$(dof_counters)
-    traffic_check ns:a 10.9.0.2 1 tcp-both udp
-    traffic_check ns:b 10.9.0.1 1 udp
-    traffic_check ns:a fd09::2 1 tcp-both udp
-    traffic_check ns:b fd09::1 1 udp
+    traffic_check ns:a 10.9.0.2 "$MOMENT" tcp-both udp
+    traffic_check ns:b 10.9.0.1 "$MOMENT" udp
+    traffic_check ns:a fd09::2 "$MOMENT" tcp-both udp
+    traffic_check ns:b fd09::1 "$MOMENT" udp
     dof_counted a "$a" "$before"
     dof_counted b "$b" "$before"
     dof_long "$a" "$b"

@@ -54,7 +54,7 @@ dvu_traffic() {
     ping_check ns:a 10.9.0.2 -s 1472 -M 'do'
     ping_check ns:b fd09::1
     traffic_server ns:b
-    traffic_check ns:a 10.9.0.2 1 "${MODES[@]}"
+    traffic_check ns:a 10.9.0.2 "$MOMENT" "${MODES[@]}"
 }
 
 dvu_end() {
@@ -92,7 +92,7 @@ dvu_variant() {
     testpmd_path testpmd Rx "$rx"
     for port in a b; do rf_has_features "switch-$port" "$port" "$@"; done
     ping_check ns:a 10.9.0.2 -s 1472 -M 'do'
-    traffic_check ns:a 10.9.0.2 1 tcp-both udp
+    traffic_check ns:a 10.9.0.2 "$MOMENT" tcp-both udp
     stop testpmd 10
 }
 
@@ -154,7 +154,7 @@ dvu_packed_jumbo() {
         dvu_path
         for port in a b; do rf_has_features "switch-$port" "$port" RING_PACKED -INDIRECT_DESC; done
         ping_check ns:a 10.9.0.2 -s 8972 -M 'do'
-        UDP_SIZE=8900 traffic_check ns:a 10.9.0.2 1 tcp-both udp
+        UDP_SIZE=8900 traffic_check ns:a 10.9.0.2 "$MOMENT" tcp-both udp
         stop testpmd 10
     done
     rf_stop switch-a
@@ -215,7 +215,7 @@ dvu_pairs_carry() {
     ns_flows a 10.9.0.2
     ns_flows b 10.9.0.1
     ping_check ns:a 10.9.0.2 -s 1472 -M 'do'
-    traffic_check ns:a 10.9.0.2 1 tcp-both udp
+    traffic_check ns:a 10.9.0.2 "$MOMENT" tcp-both udp
     pairs_carried "port a" "$used" "$before_a" "$(pair_counts rf:switch-a a)"
     pairs_carried "port b" "$used" "$before_b" "$(pair_counts rf:switch-b b)"
 }
@@ -236,7 +236,7 @@ dvu_restart() {
     gap=$(($(now_ms) - killed))
     note "traffic resumed $((gap / 1000)).$(printf %03d $((gap % 1000))) s after SIGKILL"
     rf_has_features switch-a a "${@:2}"
-    traffic_check ns:a 10.9.0.2 1 tcp-both
+    traffic_check ns:a 10.9.0.2 "$MOMENT" tcp-both
     dvu_end
 }
 

@@ -43,6 +43,9 @@ listening() {
     in_ns "$1" ss -Hltn 'sport = 7000' | grep -q .
 }
 
+# Seconds of checked traffic between programs of this machine, in which thousands of packets pass: of an emulated guest it takes one.
+MOMENT=0.3
+
 # traffic_check CLIENT ADDRESS SECONDS MODE...: each mode in turn. A wrong byte, or nothing received, is a failure of the client.
 traffic_check() {
     local client=$1 address=$2 seconds=$3 mode
@@ -63,7 +66,7 @@ traffic_client() {
     # UDP at a rate that every end here takes: what is lost because a receiver is slow would say nothing about the bytes.
     # 1452 bytes fill a frame of 1500 over IPv6.
     if [ "$mode" = udp ]; then arguments=(--rate "${UDP_RATE:-20000000}" --size "${UDP_SIZE:-1452}"); fi
-    on "$client" $((seconds + 15)) "$(ringferry_at "$client")" traffic client --to "$address" --port 7000 \
+    on "$client" $((${seconds%.*} + 15)) "$(ringferry_at "$client")" traffic client --to "$address" --port 7000 \
         --mode "$mode" --seconds "$seconds" --json "${arguments[@]}"
 }
 
