@@ -524,16 +524,14 @@ impl Firewall {
     #[must_use]
     pub fn names_now(&self, now: u32) -> BTreeMap<String, Vec<(IpAddr, u32)>> {
         let mut names: BTreeMap<_, _> =
-            self.policy.draft().names.iter().map(|name| (name.to_string(), Vec::new())).collect();
+            self.policy.names().map(|(number, name)| (number, (name.to_string(), Vec::new()))).collect();
         for (number, address, left) in self.flows.names(now) {
             // One that an older policy had is none of this one.
-            if let Some(addresses) =
-                self.policy.name(number).and_then(|name| names.get_mut(&name.to_string()))
-            {
+            if let Some((_, addresses)) = names.get_mut(&number) {
                 addresses.push((address, left));
             }
         }
-        names
+        names.into_values().collect()
     }
 
     /// Returns the flows that there is room for.

@@ -226,10 +226,9 @@ impl Policy {
         })
     }
 
-    /// Returns the name of this number.
-    pub(crate) fn name(&self, number: u64) -> Option<&Pattern> {
-        let at = self.numbers.iter().position(|of| *of == number)?;
-        self.draft.names.get(at)
+    /// Returns the names, each with its number.
+    pub(crate) fn names(&self) -> impl Iterator<Item = (u64, &Pattern)> {
+        self.numbers.iter().copied().zip(&self.draft.names)
     }
 
     /// Returns the text that it was made of.
