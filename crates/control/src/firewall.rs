@@ -16,7 +16,7 @@ pub struct FirewallReport {
     pub port: String,
     /// The policy. Nothing passes while there is none of that name.
     pub policy: String,
-    /// Whether what would be denied passes, as the policy is tried out.
+    /// The policy is tried out: what it would deny passes.
     pub dry_run: bool,
     /// The rules, in order: the first that matches decides.
     pub rules: Vec<RuleCounts>,
@@ -62,7 +62,7 @@ pub struct FirewallSummary {
     pub port: String,
     /// The policy.
     pub policy: String,
-    /// Whether what would be denied passes, as the policy is tried out.
+    /// The policy is tried out: what it would deny passes.
     pub dry_run: bool,
     /// Its rules; absent: there is no such policy, and nothing passes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -97,7 +97,7 @@ pub struct RuleCounts {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct NameReport {
-    /// What is written in the policy.
+    /// The name as the policy has it.
     pub name: String,
     /// The addresses that resolvers have told the guest, a thousand at most.
     pub addresses: Vec<NameAddress>,
@@ -124,7 +124,7 @@ pub enum Way {
     In,
 }
 
-/// What a packet, or a conversation, is between.
+/// The ends of a packet, or of a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FlowEnds {
@@ -148,9 +148,9 @@ pub struct FlowEnds {
 pub struct DenialReport {
     /// Seconds since then.
     pub seconds_ago: u64,
-    /// Whether the guest had sent it (out) or it was for the guest (in), as policies have it.
+    /// The direction, as policies have it: out, if the guest had sent it.
     pub direction: Way,
-    /// What it was between.
+    /// Its ends.
     #[serde(flatten)]
     pub ends: FlowEnds,
     /// The rule that denied it.
@@ -226,7 +226,7 @@ impl Denials {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FlowReport {
-    /// What it was between.
+    /// Its ends.
     #[serde(flatten)]
     pub ends: FlowEnds,
     /// Whether the guest has opened it.

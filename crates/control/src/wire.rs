@@ -40,7 +40,7 @@ pub struct WireDirection {
     pub to: String,
     /// Whether both ports are there.
     pub joined: bool,
-    /// What the receiving port can do; absent: it is not there.
+    /// The state of the receiving port; absent: that port is not there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to_state: Option<PortState>,
     /// The impairments that are not as they are by default: keys and values are those of the configuration file.
@@ -174,7 +174,7 @@ impl Wires {
 }
 
 impl WireDirection {
-    /// What the receiving port can do, in a word.
+    /// Returns the state of the receiving port, in a word.
     fn state(&self) -> &str {
         self.to_state.map_or("no-port", PortState::name)
     }
